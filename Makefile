@@ -1,0 +1,3 @@
+all:
+	cmake --preset release >/dev/null
+	cmake --build build

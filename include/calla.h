@@ -1,0 +1,225 @@
+/* Calla: one model family (Qwen3.6-35B-A3B and its shapes), 4-bit weights, one machine.
+ *
+ * The public C API. A *model* is the weights, the tokenizer and the backend that holds them; a *session* is
+ * the state of one conversation. One thread uses a model and its sessions at a time.
+ *
+ * A function that can fail returns false or NULL and fills the calla_error it was given: a status and one
+ * sentence that names what is wrong and what to do. Nothing here prints, exits or aborts. `_open` and
+ * `_close`, `_new` and `_free` come in pairs; const pointers that come back are borrowed from the object they
+ * came from. */
+#ifndef CALLA_H
+#define CALLA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Errors */
+
+enum calla_status {
+    CALLA_OK,
+    CALLA_BAD_INPUT,   /* a file, prompt or option is not what it must be */
+    CALLA_NOT_FOUND,   /* a file or folder is missing */
+    CALLA_UNSUPPORTED, /* valid, but not something this program does */
+    CALLA_OUT_OF_MEMORY,
+    CALLA_IO,           /* reading or writing failed */
+    CALLA_CONTEXT_FULL, /* the context limit is reached */
+    CALLA_NUMERIC,      /* the computation gave NaN */
+    CALLA_DEVICE,       /* the backend's device failed */
+    CALLA_CANCELLED     /* a callback asked to stop */
+};
+
+struct calla_error {
+    enum calla_status status;
+    char message[1024];
+};
+
+const char *calla_version(void);
+
+/* Long work reports through this: `what` is a short phrase ("reading weights"), done of total in any unit.
+ * Returning false cancels the work, which then fails with CALLA_CANCELLED. */
+struct calla_progress {
+    bool (*report)(void *user, const char *what, uint64_t done, uint64_t total);
+    void *user;
+};
+
+/* Model */
+
+struct calla_model;
+
+struct calla_model_options {
+    const char *path;            /* folder with config.json, *.safetensors and the tokenizer */
+    const char *backend;         /* "auto", "cpu", "reference"; NULL is "auto" */
+    int threads;                 /* 0: one per physical core */
+    bool tokenizer_only;         /* no weights: tokenising and templates work, sessions do not */
+    const char *const *policies; /* "NAME=VALUE" each */
+    size_t policy_count;
+    struct calla_progress progress;
+};
+
+struct calla_model *calla_model_open(const struct calla_model_options *options, struct calla_error *error);
+void calla_model_close(struct calla_model *model);
+
+/* What the opening noticed that is no error ("the checkpoint's chat template differs ..."); NULL past the
+ * last. */
+const char *calla_model_warning(const struct calla_model *model, size_t index);
+
+struct calla_model_info {
+    const char *name;    /* the folder's last part */
+    const char *backend; /* the backend that was chosen */
+    int threads;
+    uint32_t vocabulary; /* rows of the head, padding included */
+    uint32_t tokens;     /* ids that the tokenizer defines: [0, tokens) */
+    uint32_t layers, hidden_size;
+    uint32_t context_limit;      /* positions that the model was made for */
+    uint64_t weight_bytes;       /* of the text model */
+    uint64_t skipped_tensors;    /* vision and mtp tensors that were passed over */
+    uint64_t session_bytes;      /* recurrent and convolution state of a session */
+    uint64_t bytes_per_position; /* KV cache a token */
+};
+
+void calla_model_info(const struct calla_model *model, struct calla_model_info *info);
+
+/* Text and tokens */
+
+struct calla_tokens {
+    int32_t *ids; /* free with calla_tokens_free */
+    size_t count;
+};
+
+void calla_tokens_free(struct calla_tokens *tokens);
+
+/* UTF-8 (or any bytes) -> ids. With `special` the text of a control token ("<|im_end|>") becomes that token;
+ * without, text never does. */
+bool calla_tokenize(const struct calla_model *model, const char *text, size_t size, bool special,
+                    struct calla_tokens *tokens, struct calla_error *error);
+
+/* ids -> bytes on the heap (free with free()), zero-terminated; *size may be NULL. Fails on an id outside the
+ * tokenizer. */
+char *calla_detokenize(const struct calla_model *model, const int32_t *ids, size_t count, size_t *size,
+                       struct calla_error *error);
+
+/* A rendered conversation. */
+struct calla_prompt {
+    char *text; /* as the model sees it, zero-terminated */
+    size_t size;
+    struct calla_tokens tokens; /* template literals and message text tokenised apart */
+    bool thinking;              /* the reply starts inside a think block */
+    char *tools; /* JSON array of the request's tools, NULL without: the reply's calls are typed by it */
+};
+
+void calla_prompt_free(struct calla_prompt *prompt);
+
+/* Renders the body of a chat-completions request (a JSON object with "messages", "tools",
+ * "chat_template_kwargs", "enable_thinking", ...) with the model's chat template. */
+bool calla_render(const struct calla_model *model, const char *request, size_t size,
+                  struct calla_prompt *prompt, struct calla_error *error);
+
+/* Sessions */
+
+struct calla_session;
+
+struct calla_session_options {
+    uint32_t context; /* positions at most; 0: the model's limit, or what memory allows if that is less */
+};
+
+struct calla_session *calla_session_open(struct calla_model *model,
+                                         const struct calla_session_options *options,
+                                         struct calla_error *error);
+void calla_session_close(struct calla_session *session);
+
+uint32_t calla_session_position(const struct calla_session *session); /* tokens read so far */
+uint32_t calla_session_context(const struct calla_session *session);  /* positions at most */
+
+/* Forgets everything: position 0. */
+bool calla_session_reset(struct calla_session *session, struct calla_error *error);
+
+/* Brings the session to exactly these tokens. If what it has read is a prefix of them, only the rest is
+ * computed; otherwise it starts over. *computed (may be NULL) is the number of tokens computed: at least 1,
+ * since the last token's logits are wanted. A cancelled or failed call leaves the session reset. */
+bool calla_session_read(struct calla_session *session, const int32_t *tokens, size_t count, size_t *computed,
+                        const struct calla_progress *progress, struct calla_error *error);
+
+/* Logits after the last token read: float32 [vocabulary], padding rows included; valid until the session's
+ * next call. */
+const float *calla_session_logits(struct calla_session *session, struct calla_error *error);
+
+/* Reads the tokens from position 0 and hands the logits of every position to `row` (index, float32
+ * [vocabulary]). */
+bool calla_session_evaluate(struct calla_session *session, const int32_t *tokens, size_t count,
+                            bool (*row)(void *user, size_t index, const float *logits), void *user,
+                            struct calla_error *error);
+
+/* Generation */
+
+struct calla_logit_bias {
+    int32_t token;
+    float bias;
+};
+
+struct calla_sampling {
+    float temperature;                         /* 0: greedy */
+    uint32_t top_k;                            /* 0: off */
+    float top_p;                               /* 1: off */
+    float min_p;                               /* 0: off */
+    float presence_penalty, frequency_penalty; /* 0: off; subtracted for tokens generated so far */
+    float repetition_penalty; /* 1: off; divides positive and multiplies negative logits of tokens in prompt
+                                 and reply */
+    uint64_t seed;
+    const struct calla_logit_bias *biases;
+    size_t bias_count;
+};
+
+/* The model's own defaults (generation_config.json), and a fresh seed. */
+void calla_sampling_defaults(const struct calla_model *model, struct calla_sampling *sampling);
+
+enum calla_event_kind {
+    CALLA_EVENT_REASONING, /* text of the think block */
+    CALLA_EVENT_CONTENT,   /* text of the answer */
+    CALLA_EVENT_CALL,      /* a tool call begins: text is its name, call its index */
+    CALLA_EVENT_ARGUMENTS  /* a piece of that call's arguments, a JSON object in all */
+};
+
+struct calla_event {
+    enum calla_event_kind kind;
+    const char *text; /* whole UTF-8 characters, not zero-terminated */
+    size_t size;
+    uint32_t call;
+};
+
+enum calla_finish { CALLA_FINISH_STOP, CALLA_FINISH_LENGTH, CALLA_FINISH_TOOL_CALLS, CALLA_FINISH_CANCELLED };
+
+struct calla_generate_options {
+    struct calla_sampling sampling;
+    uint32_t max_tokens;                                        /* 0: up to the context limit */
+    bool (*event)(void *user, const struct calla_event *event); /* false cancels; may be NULL */
+    void *user;
+    struct calla_progress progress; /* of reading the prompt */
+};
+
+struct calla_reply {
+    enum calla_finish finish;
+    char *reasoning, *content;  /* zero-terminated UTF-8, "" without */
+    char *tool_calls;           /* JSON array in the OpenAI form, NULL without */
+    struct calla_tokens tokens; /* as sampled, the end token included */
+    size_t prompt_tokens, computed_tokens, reply_tokens;
+    double prompt_seconds, reply_seconds;
+};
+
+void calla_reply_free(struct calla_reply *reply);
+
+/* Reads the prompt (as calla_session_read), then generates until an end token, max_tokens or the context
+ * limit. */
+bool calla_generate(struct calla_session *session, const struct calla_prompt *prompt,
+                    const struct calla_generate_options *options, struct calla_reply *reply,
+                    struct calla_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

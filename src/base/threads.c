@@ -1,0 +1,141 @@
+#include "base/threads.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+/* One generation counter under a mutex starts a round; an atomic counter hands out tasks; a count of busy
+ * workers ends it. A waiting worker sleeps: an idle program uses no processor. */
+struct threads {
+    int count;
+    int started; /* workers that run, besides the caller */
+    pthread_t *workers;
+    pthread_mutex_t mutex;
+    pthread_cond_t start, finish;
+    unsigned long generation;
+    int busy;
+    bool quit;
+    void (*work)(void *argument, size_t task);
+    void *argument;
+    size_t tasks;
+    atomic_size_t next;
+};
+
+static void take_tasks(struct threads *threads) {
+    for (;;) {
+        size_t task = atomic_fetch_add_explicit(&threads->next, 1, memory_order_relaxed);
+        if (task >= threads->tasks)
+            return;
+        threads->work(threads->argument, task);
+    }
+}
+
+static void *worker_main(void *argument) {
+    struct threads *threads = argument;
+    unsigned long seen = 0;
+    for (;;) {
+        pthread_mutex_lock(&threads->mutex);
+        while (threads->generation == seen && !threads->quit)
+            pthread_cond_wait(&threads->start, &threads->mutex);
+        seen = threads->generation;
+        bool quit = threads->quit;
+        pthread_mutex_unlock(&threads->mutex);
+        if (quit)
+            return NULL;
+        take_tasks(threads);
+        pthread_mutex_lock(&threads->mutex);
+        if (--threads->busy == 0)
+            pthread_cond_signal(&threads->finish);
+        pthread_mutex_unlock(&threads->mutex);
+    }
+}
+
+/* Physical cores: logical ones divided by the siblings that share core 0, as Linux tells; elsewhere logical
+ * ones. */
+static int physical_cores(void) {
+    long logical = sysconf(_SC_NPROCESSORS_ONLN);
+    if (logical < 1)
+        logical = 1;
+    int siblings = 1;
+    FILE *file = fopen("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list", "r");
+    if (file != NULL) {
+        int first, second;
+        char separator;
+        if (fscanf(file, "%d%c%d", &first, &separator, &second) == 3)
+            siblings = separator == '-' ? second - first + 1 : 2;
+        fclose(file);
+    }
+    long cores = siblings > 0 && logical >= 2L * siblings ? logical / siblings : logical;
+    return (int)(cores > 256 ? 256 : cores);
+}
+
+struct threads *threads_open(int count, struct calla_error *error) {
+    if (count <= 0)
+        count = physical_cores();
+    struct threads *threads = calloc(1, sizeof *threads);
+    if (threads == NULL || (threads->workers = calloc((size_t)count, sizeof *threads->workers)) == NULL) {
+        free(threads);
+        error_memory(error, "worker threads", sizeof *threads);
+        return NULL;
+    }
+    threads->count = count;
+    pthread_mutex_init(&threads->mutex, NULL);
+    pthread_cond_init(&threads->start, NULL);
+    pthread_cond_init(&threads->finish, NULL);
+    atomic_init(&threads->next, 0);
+    for (int i = 0; i + 1 < count; i++) {
+        if (pthread_create(&threads->workers[i], NULL, worker_main, threads) != 0) {
+            error_set(error, CALLA_OUT_OF_MEMORY,
+                      "Worker thread %d of %d could not be started; use fewer with --threads.", i + 2, count);
+            threads_close(threads);
+            return NULL;
+        }
+        threads->started++;
+    }
+    return threads;
+}
+
+void threads_close(struct threads *threads) {
+    if (threads == NULL)
+        return;
+    pthread_mutex_lock(&threads->mutex);
+    threads->quit = true;
+    pthread_cond_broadcast(&threads->start);
+    pthread_mutex_unlock(&threads->mutex);
+    for (int i = 0; i < threads->started; i++)
+        pthread_join(threads->workers[i], NULL);
+    pthread_mutex_destroy(&threads->mutex);
+    pthread_cond_destroy(&threads->start);
+    pthread_cond_destroy(&threads->finish);
+    free(threads->workers);
+    free(threads);
+}
+
+int threads_count(const struct threads *threads) {
+    return threads->count;
+}
+
+void threads_run(struct threads *threads, void (*work)(void *argument, size_t task), void *argument,
+                 size_t tasks) {
+    if (threads->started == 0 || tasks <= 1) {
+        for (size_t task = 0; task < tasks; task++)
+            work(argument, task);
+        return;
+    }
+    pthread_mutex_lock(&threads->mutex);
+    threads->work = work;
+    threads->argument = argument;
+    threads->tasks = tasks;
+    atomic_store_explicit(&threads->next, 0, memory_order_relaxed);
+    threads->busy = threads->started;
+    threads->generation++;
+    pthread_cond_broadcast(&threads->start);
+    pthread_mutex_unlock(&threads->mutex);
+    take_tasks(threads);
+    pthread_mutex_lock(&threads->mutex);
+    while (threads->busy > 0)
+        pthread_cond_wait(&threads->finish, &threads->mutex);
+    pthread_mutex_unlock(&threads->mutex);
+}

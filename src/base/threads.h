@@ -1,0 +1,21 @@
+/* A team of worker threads that together work through numbered tasks. */
+#ifndef CALLA_BASE_THREADS_H
+#define CALLA_BASE_THREADS_H
+
+#include "base/error.h"
+
+struct threads;
+
+/* A team of `count` threads, the caller's own included (1: none is started). 0 means one per physical core.
+ */
+struct threads *threads_open(int count, struct calla_error *error);
+void threads_close(struct threads *threads);
+int threads_count(const struct threads *threads);
+
+/* Calls work(argument, task) once for each task in [0, tasks), on any thread in any order, and returns when
+ * all are done; everything they wrote is visible to the caller. Not to be called from within a task or from
+ * two threads. */
+void threads_run(struct threads *threads, void (*work)(void *argument, size_t task), void *argument,
+                 size_t tasks);
+
+#endif

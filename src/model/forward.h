@@ -1,0 +1,27 @@
+/* The forward pass, written once: it emits plans. */
+#ifndef CALLA_MODEL_FORWARD_H
+#define CALLA_MODEL_FORWARD_H
+
+#include "model/config.h"
+#include "model/weights.h"
+#include "plan/plan.h"
+#include "plan/policy.h"
+
+enum forward_logits { LOGITS_NONE, LOGITS_LAST, LOGITS_ALL };
+
+struct forward_options {
+    uint32_t rows; /* T: 1 is a decode step, more is a prefill chunk */
+    enum forward_logits logits;
+    bool sample; /* needs LOGITS_LAST */
+};
+
+/* State, KV and step buffers of a session with room for `context` positions. */
+bool forward_layout(struct session_layout *layout, const struct config *config, const struct policy *policy,
+                    uint32_t context, struct calla_error *error);
+
+/* Emits and schedules the plan of one chunk or step. The plan must be freed with plan_free. */
+bool forward_plan(struct plan *plan, const struct config *config, const struct weight_table *table,
+                  const struct policy *policy, uint32_t context, const struct forward_options *options,
+                  struct calla_error *error);
+
+#endif

@@ -1,0 +1,71 @@
+/* Weights: what the model must have (the table, from the config alone) and where it lies (the checkpoint's
+ * files).
+ *
+ * Plans refer to a weight by its index in the table, so a plan can be made and printed without any weights.
+ */
+#ifndef CALLA_MODEL_WEIGHTS_H
+#define CALLA_MODEL_WEIGHTS_H
+
+#include "base/file.h"
+#include "model/config.h"
+
+/* One tensor of a checkpoint: bytes in a file. */
+struct weight_part {
+    char *name; /* "language_model.model.layers.0.mlp.gate.scales" */
+    enum dtype dtype;
+    uint32_t rank;
+    uint64_t shape[4];
+    uint64_t bytes;
+    uint32_t file; /* filled by weights_open */
+    uint64_t offset;
+};
+
+/* A matrix or vector: [matrices, rows, columns]. Affine weights have three parts (codes, scales, biases),
+ * others one. Vectors are [1, 1, n]; the convolution's taps are [1, channels, taps]. `dtype` is AFFINE4,
+ * AFFINE8, or that of the values as found in the file (BF16, F16 or F32). */
+struct weight {
+    char *module;
+    enum dtype dtype;
+    uint32_t matrices, rows, columns;
+    uint32_t part_count;
+    struct weight_part parts[3];
+};
+
+/* Indices into the table. Those of the other kind of layer are WEIGHT_NONE. */
+#define WEIGHT_NONE UINT32_MAX
+struct layer_weights {
+    uint32_t input_norm, post_norm;
+    uint32_t qkv, z, b, a, conv, A_log, dt_bias, delta_norm, delta_out; /* gated delta layers */
+    uint32_t q, k, v, q_norm, k_norm, o;                                /* attention layers */
+    uint32_t router, shared_expert_gate;
+    uint32_t shared_gate, shared_up, shared_down;
+    uint32_t expert_gate, expert_up, expert_down;
+};
+
+struct weight_table {
+    struct weight *weights;
+    uint32_t count;
+    uint32_t embed, final_norm, head; /* head == embed when the embeddings are tied */
+    struct layer_weights *layers;
+    uint32_t layer_count;
+};
+
+bool weight_table_new(struct weight_table *table, const struct config *config, struct calla_error *error);
+void weight_table_free(struct weight_table *table);
+uint64_t weight_bytes(const struct weight *weight);
+
+/* The opened checkpoint: the table with every part's file and offset, all checked against the files' headers.
+ */
+struct weights {
+    struct weight_table table;
+    struct file *files;
+    uint32_t file_count;
+    uint64_t skipped; /* vision and mtp tensors passed over */
+    uint64_t bytes;   /* of all weights in the table */
+};
+
+bool weights_open(struct weights *weights, const struct config *config, const char *folder,
+                  struct calla_error *error);
+void weights_close(struct weights *weights);
+
+#endif

@@ -1,0 +1,32 @@
+/* The chat template of Qwen3.6, in C: messages in, the prompt out, byte for byte what jinja2 makes of the
+ * official file. */
+#ifndef CALLA_TEXT_CHAT_TEMPLATE_H
+#define CALLA_TEXT_CHAT_TEMPLATE_H
+
+#include <jansson.h>
+
+#include "base/buffer.h"
+#include "text/tokenizer.h"
+
+struct rendered {
+    struct buffer text;
+    struct text_span *controls; /* the template's own literals: only there do control tokens count */
+    size_t control_count, control_capacity;
+    bool thinking; /* the prompt ends inside a think block */
+};
+
+void rendered_free(struct rendered *rendered);
+
+/* `request` is the body of a chat-completions request: messages, tools, add_generation_prompt,
+ * enable_thinking, preserve_thinking, add_vision_id, chat_template_kwargs, reasoning_effort. Differences from
+ * the original are listed in docs/template.md. A request that cannot be rendered is CALLA_BAD_INPUT with a
+ * sentence naming the message. */
+bool chat_template_render(const json_t *request, struct rendered *out, struct calla_error *error);
+
+/* Whether a checkpoint's template file is the one that this renderer implements. */
+bool chat_template_known(const char *bytes, size_t size);
+
+/* Appends a value as Python's json.dumps(value, ensure_ascii=False) writes it. */
+bool json_write_python(struct buffer *out, const json_t *value);
+
+#endif
