@@ -2,6 +2,7 @@
  * files).
  *
  * Plans refer to a weight by its index in the table, so a plan can be made and printed without any weights.
+ * The layout of the files is described in docs/weights.md.
  */
 #ifndef CALLA_MODEL_WEIGHTS_H
 #define CALLA_MODEL_WEIGHTS_H
@@ -22,7 +23,8 @@ struct weight_part {
 
 /* A matrix or vector: [matrices, rows, columns]. Affine weights have three parts (codes, scales, biases),
  * others one. Vectors are [1, 1, n]; the convolution's taps are [1, channels, taps]. `dtype` is AFFINE4,
- * AFFINE8, or that of the values as found in the file (BF16, F16 or F32). */
+ * AFFINE8, or that of the values (BF16, F16 or F32): BF16 in a fresh table, as found in the file after
+ * weights_open. Scales and biases of a matrix have one dtype, parts[1].dtype, by the same rule. */
 struct weight {
     char *module;
     enum dtype dtype;
@@ -50,9 +52,13 @@ struct weight_table {
     uint32_t layer_count;
 };
 
+/* Lists every weight that a model of this config has, with names, dtypes and shapes. Fails when an override
+ * quantises a matrix whose columns are no multiple of the group size. A failed call leaves a zeroed table. */
 bool weight_table_new(struct weight_table *table, const struct config *config, struct calla_error *error);
 void weight_table_free(struct weight_table *table);
 uint64_t weight_bytes(const struct weight *weight);
+uint64_t weight_table_bytes(const struct weight_table *table);
+uint32_t weight_table_tensors(const struct weight_table *table); /* parts of all weights */
 
 /* The opened checkpoint: the table with every part's file and offset, all checked against the files' headers.
  */
