@@ -1,10 +1,92 @@
 /* The command line: finds the command and hands over. */
+#include <errno.h>
+#include <signal.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "calla.h"
+#include "cli/commands.h"
+#include "cli/options.h"
+
+struct command {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *summary;
+};
+
+static const struct command commands[] = {
+    {NULL, NULL, NULL},
+};
+
+static const char *command_name_at(const void *user, size_t index) {
+    (void)user;
+    return commands[index].name;
+}
+
+static const struct command *find_command(const char *name) {
+    for (const struct command *command = commands; command->name != NULL; command++)
+        if (strcmp(command->name, name) == 0)
+            return command;
+    return NULL;
+}
+
+static void print_usage(FILE *file) {
+    fputs("usage: calla COMMAND [OPTIONS]\n"
+          "\n"
+          "Calla runs Qwen3.6-35B-A3B, a 4-bit language model, on this machine.\n"
+          "\n"
+          "Commands:\n",
+          file);
+    for (const struct command *command = commands; command->name != NULL; command++)
+        fprintf(file, "  %-12s %s\n", command->name, command->summary);
+    fputs("\n"
+          "  -h, --help     print this and exit; \"calla COMMAND --help\" tells about one command\n"
+          "      --version  print the version and exit\n",
+          file);
+}
+
+/* Output that could not be written is a failure, though not worth a message when the reader has gone away. */
+static int finish_output(int exit_code) {
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return exit_code;
+    if (errno != EPIPE)
+        fprintf(stderr, "calla: Standard output cannot be written: %s.\n", strerror(errno));
+    return exit_code == 0 ? EXIT_WORK_FAILED : exit_code;
+}
+
+static int unknown_command(const char *word) {
+    struct calla_error error;
+    const char *nearest = nearest_name(word, command_name_at, NULL);
+    if (word[0] == '-')
+        error_set(&error, CALLA_BAD_INPUT, "Unknown option %.200s; options follow the command.", word);
+    else if (nearest != NULL)
+        error_set(&error, CALLA_BAD_INPUT, "Unknown command \"%.200s\"; did you mean \"calla %s\"?", word,
+                  nearest);
+    else
+        error_set(&error, CALLA_BAD_INPUT, "Unknown command \"%.200s\"; \"calla --help\" lists the commands.",
+                  word);
+    fprintf(stderr, "calla: %s\n", error.message);
+    return EXIT_WRONG_USAGE;
+}
 
 int main(int argc, char **argv) {
-    (void)argc, (void)argv;
-    fputs("usage: calla COMMAND [OPTIONS]\n", stderr);
-    return 2;
+    /* A reader that goes away shows as a failed write, so that every command ends in an orderly way. */
+    signal(SIGPIPE, SIG_IGN);
+    if (argc < 2) {
+        print_usage(stderr);
+        return EXIT_WRONG_USAGE;
+    }
+    const char *word = argv[1];
+    if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || (strcmp(word, "help") == 0 && argc == 2)) {
+        print_usage(stdout);
+        return finish_output(0);
+    }
+    if (strcmp(word, "--version") == 0) {
+        printf("calla %s\n", CALLA_VERSION);
+        return finish_output(0);
+    }
+    const struct command *command = find_command(word);
+    if (command == NULL)
+        return unknown_command(word);
+    return finish_output(command->run(argc - 1, argv + 1));
 }
