@@ -39,6 +39,16 @@ static inline unsigned dtype_bits(enum dtype dtype) {
     return 0;
 }
 
+#define DTYPE_AFFINE_GROUP 64
+
+/* Bytes of one row of `columns` elements; of the affine types with their 16-bit scale and offset a group. */
+static inline uint64_t dtype_row_bytes(enum dtype dtype, uint64_t columns) {
+    uint64_t bytes = (columns * dtype_bits(dtype) + 7) / 8;
+    if (dtype == DTYPE_AFFINE4 || dtype == DTYPE_AFFINE8)
+        bytes += (columns + DTYPE_AFFINE_GROUP - 1) / DTYPE_AFFINE_GROUP * 4;
+    return bytes;
+}
+
 const char *dtype_name(enum dtype dtype);
 
 static inline float float_from_bits(uint32_t bits) {

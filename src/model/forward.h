@@ -15,9 +15,15 @@ struct forward_options {
     bool sample; /* needs LOGITS_LAST */
 };
 
-/* State, KV and step buffers of a session with room for `context` positions. */
+/* State, KV and step buffers of a session with room for `context` positions. Delta layer n (counted among its
+ * kind) has its convolution state in state buffer 2 n and its recurrent state in 2 n + 1; attention layer n
+ * has K in KV buffer 2 n and V in 2 n + 1. The caller frees it with session_layout_free. */
 bool forward_layout(struct session_layout *layout, const struct config *config, const struct policy *policy,
                     uint32_t context, struct calla_error *error);
+
+/* Rows of the logits buffer, which bound a plan with LOGITS_ALL: chunk_rows, or what 64 MiB hold if that is
+ * less. */
+uint32_t forward_logits_rows(const struct config *config, const struct policy *policy);
 
 /* Emits and schedules the plan of one chunk or step. The plan must be freed with plan_free. */
 bool forward_plan(struct plan *plan, const struct config *config, const struct weight_table *table,

@@ -1,5 +1,9 @@
 #include "plan/op.h"
 
+uint64_t operand_bytes(const struct operand *view) {
+    return view->rows * dtype_row_bytes((enum dtype)view->dtype, view->columns);
+}
+
 const char *op_name(enum op_kind kind) {
     static const char *const names[OP_KIND_COUNT] = {
         [OP_EMBED] = "embed",

@@ -49,7 +49,8 @@ struct step_record {
 };
 
 /* A view: `rows` rows of `columns` elements, `stride` elements apart, from byte `offset` of a buffer. A row
- * is contiguous; stride >= columns. For affine weights a row is a matrix row, and the offset is 0. */
+ * is contiguous; stride >= columns. A vector [n] is one row of n columns, for [a,b] rows = a and columns = b.
+ * For affine weights a row is a matrix row, and the offset is 0. */
 struct operand {
     uint8_t space, dtype, access;
     uint32_t buffer;
@@ -82,8 +83,8 @@ enum op_kind {
     OP_DELTA_TAIL,
     /* x[T*heads,D] r (strided), weight[D] r, y[T*heads,D] w: rms_norm of each row */
     OP_HEAD_NORM,
-    /* record r, x[T*heads,D] rw: rotates dimensions (j, j + rotary_size/2) of row t*heads + h by
-     * (position + t) * rope_theta^(-2j/rotary_size) */
+    /* record r, x[T*heads,D] rw (constants.heads is the heads of x, query or key): rotates dimensions (j, j +
+     * rotary_size/2) of row t*heads + h by (position + t) * rope_theta^(-2j/rotary_size) */
     OP_ROPE,
     /* record r, k[T,G*D] r, v[T,G*D] r, K[L,G*D] w, V[L,G*D] w: rows position .. position+T-1 of the cache */
     OP_KV_WRITE,
@@ -144,6 +145,9 @@ struct op {
     struct operand operands[OP_MAX_OPERANDS];
     struct op_constants constants;
 };
+
+/* Bytes of the elements of a view, the scales and offsets of affine weights included, gaps not. */
+uint64_t operand_bytes(const struct operand *view);
 
 const char *op_name(enum op_kind kind);
 const char *space_name(enum space space);

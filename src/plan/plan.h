@@ -29,6 +29,7 @@ struct plan {
     uint32_t phase_count; /* filled by plan_schedule */
     uint32_t rows;        /* T */
     bool failed;          /* an allocation failed while building: plan_schedule reports it */
+    struct op dummy;      /* what plan_add returns then */
 };
 
 /* A zeroed plan is empty. */

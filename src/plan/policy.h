@@ -9,21 +9,24 @@
 struct policy {
     bool dequant_in_gemm;
     bool device_routing;
-    uint32_t expert_tile;
+    uint32_t expert_tile; /* rows a tile of the grouped matrix product: 16 or 32 */
     uint32_t delta_scan; /* 0: state kept in registers over the chunk ("register"), 1: block-wise ("block") */
-    uint32_t chunk_rows;
+    uint32_t chunk_rows; /* prompt rows a prefill chunk: bounds the scratch memory */
     bool token_on_device;
     bool concurrent;
     bool fuse_expert_gate_up, fuse_expert_down, fuse_qk_prep, fuse_delta_norm;
     bool fuse_projections; /* projections of one input as one op */
     bool kv_coalesced;
-    uint32_t gqa_pack;
-    uint32_t attention_split;
+    uint32_t gqa_pack;        /* query heads that share one read of a KV row */
+    uint32_t attention_split; /* context length from which attention works in fixed blocks */
     bool speculate;
     enum dtype kv_dtype; /* DTYPE_BF16 or DTYPE_F32 */
 };
 
-/* Defaults of a backend ("reference", "cpu", "cuda", "metal"). */
+/* Whether there is a policy for this backend ("reference", "cpu", "cuda", "metal"); the error lists them. */
+bool policy_check_backend(const char *backend, struct calla_error *error);
+
+/* Defaults of a backend; of an unknown one, those of the reference. */
 void policy_defaults(struct policy *policy, const char *backend);
 
 /* Applies "NAME=VALUE". Unknown names, bad values and names that mean nothing on `backend` are errors that
@@ -31,7 +34,8 @@ void policy_defaults(struct policy *policy, const char *backend);
 bool policy_set(struct policy *policy, const char *backend, const char *assignment,
                 struct calla_error *error);
 
-/* Name, value as text and whether it means something on `backend`, for printing; false past the last. */
+/* Name, value as text ("n/a" where it means nothing on `backend`) and whether it applies, for printing; false
+ * past the last. */
 bool policy_describe(const struct policy *policy, const char *backend, size_t index, const char **name,
                      char value[32], bool *applies);
 
