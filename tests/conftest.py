@@ -1,0 +1,57 @@
+"""What the black-box tests share: the program, the bundled model, and a way to run one on the other."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def environment(**extra):
+    """The caller's environment without what would change the program's output."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("CALLA")}
+    env.update({"TERM": "dumb", "LC_ALL": "C.UTF-8"}, **extra)
+    return env
+
+
+@pytest.fixture(scope="session")
+def root():
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def binary():
+    """The program under test: build/calla, or what the variable CALLA names."""
+    path = Path(os.environ.get("CALLA", ROOT / "build" / "calla")).resolve()
+    assert path.exists(), f"{path} is missing: run `make` first"
+    return path
+
+
+@pytest.fixture(scope="session")
+def model():
+    """The folder of the bundled model."""
+    path = ROOT / "models" / "calla-tiny"
+    assert (path / "config.json").exists(), f"the bundled model is missing in {path}"
+    return path
+
+
+@pytest.fixture(scope="session")
+def calla(binary):
+    """calla("run", "-m", path, "prompt", input="", timeout=60) -> CompletedProcess with text (bytes=True: bytes)."""
+
+    def run(*arguments, input="", timeout=60, bytes=False, cwd=ROOT, env=None):
+        if not bytes and not isinstance(input, str):
+            raise TypeError("input is text unless bytes=True")
+        return subprocess.run(
+            [str(binary), *map(str, arguments)],
+            input=input or (b"" if bytes else ""),
+            capture_output=True,
+            timeout=timeout,
+            cwd=cwd,
+            env=environment(**(env or {})),
+            **({} if bytes else {"encoding": "utf-8"}),
+        )
+
+    return run
