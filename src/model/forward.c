@@ -17,8 +17,8 @@ void list_add(struct operand_list *list, struct operand operand) {
 
 uint32_t emit_product(struct emitter *emitter, uint32_t a, uint32_t b) {
     uint64_t product = (uint64_t)a * b;
-    /* Twice a product must fit too: widths are added. */
-    if (product > UINT32_MAX / 4) {
+    /* Leaves room to add a few. */
+    if (product > 1u << 30) {
         emitter->too_large = true;
         return 0;
     }
