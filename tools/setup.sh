@@ -39,7 +39,9 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
 have_c() { printf '#include <stdio.h>\n' | cc -x c -fsyntax-only -; }
-have_cmake() { cmake --version | awk 'NR == 1 { split($3, v, "."); exit !(v[1] > 3 || v[1] == 3 && v[2] >= 21) }'; }
+have_cmake() { # 3.21 or later
+    cmake --version | awk '/^cmake version/ { split($3, v, "."); ok = v[1] > 3 || v[1] == 3 && v[2] >= 21 } END { exit !ok }'
+}
 have_library() { pkg-config --exists "$1"; }
 have_command() { command -v "$1"; }
 have_python() { python3 -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))'; }
