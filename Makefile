@@ -3,12 +3,13 @@
 
 PREFIX ?= /usr/local
 DESTDIR ?=
+BUILD_DIR ?= build
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 PROMPT ?= What is 17 plus 25?
 START := $(shell date +%s)
 
-CONFIGURE = cmake -DCMAKE_INSTALL_PREFIX="$(PREFIX)"
-BUILD = unset MAKEFLAGS MAKELEVEL MFLAGS; cmake --build build --parallel $(JOBS)
+CONFIGURE = cmake -B "$(BUILD_DIR)" -DCMAKE_INSTALL_PREFIX="$(PREFIX)"
+BUILD = unset MAKEFLAGS MAKELEVEL MFLAGS; cmake --build "$(BUILD_DIR)" --parallel $(JOBS)
 C_FILES = git ls-files -z '*.c' '*.h'
 
 # Targets run in the order in which they are named. JOBS is for the make below CMake, which BUILD keeps from taking
@@ -42,8 +43,8 @@ setup-tests:
 	@tools/setup.sh test
 
 demo: setup all
-	@echo; echo "$$ build/calla run \"$(PROMPT)\""
-	@build/calla run "$(PROMPT)"
+	@echo; echo "$$ $(BUILD_DIR)/calla run \"$(PROMPT)\""
+	@"$(BUILD_DIR)/calla" run "$(PROMPT)"
 	@echo; echo "make demo took $$(( $$(date +%s) - $(START) )) seconds"
 
 test: setup-tests unit
@@ -53,14 +54,14 @@ unit:
 	@tools/setup.sh --check test
 	@$(CONFIGURE) --preset default >/dev/null
 	@$(BUILD)
-	@ctest --preset default --parallel $(JOBS) --no-tests=error --progress
+	@ctest --test-dir "$(BUILD_DIR)" --output-on-failure --parallel $(JOBS) --no-tests=error --progress
 
 install: all
 	@$(BUILD) --target calla_library
-	@DESTDIR="$(DESTDIR)" cmake --install build
+	@DESTDIR="$(DESTDIR)" cmake --install "$(BUILD_DIR)"
 
 uninstall:
-	@sed "s|^|$(DESTDIR)|" build/install_manifest.txt | tr '\n' '\0' | xargs -0 rm -f
+	@sed "s|^|$(DESTDIR)|" "$(BUILD_DIR)/install_manifest.txt" | tr '\n' '\0' | xargs -0 rm -f
 
 format: setup-tests
 	@$(C_FILES) | xargs -0 .venv/bin/clang-format -i
