@@ -18,15 +18,13 @@ struct rendered {
 void rendered_free(struct rendered *rendered);
 
 /* `request` is the body of a chat-completions request: messages, tools, add_generation_prompt,
- * enable_thinking, preserve_thinking, add_vision_id, chat_template_kwargs, reasoning_effort. Differences from
- * the original are listed in docs/template.md. A request that cannot be rendered is CALLA_BAD_INPUT with a
- * sentence naming the message. */
+ * enable_thinking, preserve_thinking, add_vision_id, chat_template_kwargs, reasoning_effort. What is accepted
+ * beyond the original is listed in docs/template.md. A request that cannot be rendered is CALLA_BAD_INPUT
+ * with a sentence naming the message. */
 bool chat_template_render(const json_t *request, struct rendered *out, struct calla_error *error);
 
-/* Whether a checkpoint's template file is the one that this renderer implements. */
+/* Whether a checkpoint's template (the bytes of chat_template.jinja, or the "chat_template" string of
+ * tokenizer_config.json) is the one that this renderer implements. */
 bool chat_template_known(const char *bytes, size_t size);
-
-/* Appends a value as Python's json.dumps(value, ensure_ascii=False) writes it. */
-bool json_write_python(struct buffer *out, const json_t *value);
 
 #endif
