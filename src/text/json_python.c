@@ -1,5 +1,6 @@
 #include "text/json_python.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,28 +34,43 @@ static void write_string(struct buffer *out, const char *text, size_t size) {
     buffer_append_byte(out, '"');
 }
 
+/* The fewest decimal digits that read back as `value` (finite, not negative), without zeros at the end, and
+ * the decimal exponent of the first. The C library rounds to the nearest number of so many digits; where
+ * `value` is a power of two, the doubles below it lie closer than those above, and the next number up can be
+ * the one that reads back although it is not the nearest. */
+static int shortest_digits(double value, char digits[32]) {
+    int exponent = 0;
+    for (int precision = 0; precision < 17; precision++) {
+        char text[64];
+        snprintf(text, sizeof text, "%.*e", precision, value);
+        uint64_t number = 0;
+        const char *c = text;
+        for (; *c != 'e'; c++) /* whatever the locale's decimal point is, it is passed over */
+            if (*c >= '0' && *c <= '9')
+                number = number * 10 + (uint64_t)(*c - '0');
+        exponent = (int)strtol(c + 1, NULL, 10);
+        for (unsigned up = 0; up < 2; up++) {
+            snprintf(text, sizeof text, "%" PRIu64 "e%d", number + up, exponent - precision);
+            if (strtod(text, NULL) == value) {
+                int size = snprintf(digits, 32, "%" PRIu64, number + up);
+                exponent += size - (precision + 1);
+                while (size > 1 && digits[size - 1] == '0')
+                    digits[--size] = 0;
+                return exponent;
+            }
+        }
+    }
+    return exponent; /* not reached: 17 digits always read back */
+}
+
 bool json_write_python_real(struct buffer *out, double value) {
     if (isnan(value))
         return buffer_append_string(out, "NaN");
     if (isinf(value))
         return buffer_append_string(out, value > 0 ? "Infinity" : "-Infinity");
-    char text[64];
-    for (int precision = 0; precision < 17; precision++) {
-        snprintf(text, sizeof text, "%.*e", precision, value);
-        if (strtod(text, NULL) == value)
-            break;
-    }
-    /* Only the digits and the exponent are taken from the text, so that the locale's decimal point is none of
-     * our business. */
     char digits[32];
-    int count = 0;
-    const char *mark = strchr(text, 'e');
-    for (const char *c = text; c < mark; c++)
-        if (*c >= '0' && *c <= '9')
-            digits[count++] = *c;
-    while (count > 1 && digits[count - 1] == '0')
-        count--;
-    int exponent = (int)strtol(mark + 1, NULL, 10);
+    int exponent = shortest_digits(fabs(value), digits);
+    int count = (int)strlen(digits);
     if (signbit(value))
         buffer_append_byte(out, '-');
     if (exponent < -4 || exponent >= 16) {
