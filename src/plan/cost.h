@@ -9,11 +9,16 @@ struct cost {
     uint64_t flops;                                              /* a multiply-add is two */
 };
 
-/* Cost of one op when the context holds `position` tokens before the plan's first row. Routed experts count
- * once each: min(E, T*K) of them at most, the expected number of distinct ones for uniform routing when T
- * > 1. */
+/* Cost of one op when the context holds `position` tokens before the plan's first row. Of the routed experts
+ * those count that are chosen at all: K for one row, for T rows the expected number E (1 - (1 - K/E)^T) of
+ * distinct ones under uniform routing. */
 struct cost op_cost(const struct op *op, uint32_t position);
 struct cost plan_cost(const struct plan *plan, uint32_t position);
+void cost_add(struct cost *total, const struct cost *more);
 uint64_t cost_bytes(const struct cost *cost);
+
+/* The least time of one op: moving its bytes at `bandwidth` bytes a second or computing at `rate` FLOP a
+ * second, whichever takes longer; 0 leaves that side out. */
+double cost_seconds(const struct cost *cost, double bandwidth, double rate);
 
 #endif
