@@ -65,13 +65,31 @@ uint32_t weight_table_tensors(const struct weight_table *table); /* parts of all
 struct weights {
     struct weight_table table;
     struct file *files;
+    const uint8_t **maps; /* of the files; NULL before weights_map, and of a file without text tensors */
     uint32_t file_count;
     uint64_t skipped; /* vision and mtp tensors passed over */
+    uint64_t unused;  /* bytes of data that belong to no tensor */
     uint64_t bytes;   /* of all weights in the table */
 };
 
+/* Opens config.json's weights in `folder`: reads the headers only, and checks that every tensor of the table
+ * is there once, with its shape and a dtype that serves, in a file long enough. A tensor that is neither in
+ * the table nor of the vision tower or the mtp head is an error: it means another architecture. Tensor names
+ * may start with "language_model." or not. A failed call leaves a zeroed struct. */
 bool weights_open(struct weights *weights, const struct config *config, const char *folder,
                   struct calla_error *error);
 void weights_close(struct weights *weights);
+
+/* Maps the files in place, read only, and (if the machine's memory holds them) reads the weights in, with
+ * progress in bytes. A file must not be shortened while it is mapped: its length is checked here, and a page
+ * that goes missing later raises SIGBUS. */
+bool weights_map(struct weights *weights, const struct calla_progress *progress, struct calla_error *error);
+
+/* The bytes of a part after weights_map: parts[part].bytes of them, at any alignment. */
+const void *weights_part(const struct weights *weights, uint32_t weight, uint32_t part);
+
+/* Copies `size` bytes from byte `offset` of a part, mapped or not. May be called from several threads. */
+bool weights_read_part(const struct weights *weights, uint32_t weight, uint32_t part, uint64_t offset,
+                       void *out, uint64_t size, struct calla_error *error);
 
 #endif
