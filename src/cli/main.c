@@ -15,6 +15,7 @@ struct command {
 };
 
 static const struct command commands[] = {
+    {"synth", command_synth, "write a checkpoint with random weights"},
     {NULL, NULL, NULL},
 };
 
