@@ -139,8 +139,8 @@ uint32_t calla_session_context(const struct calla_session *session);  /* positio
 bool calla_session_reset(struct calla_session *session, struct calla_error *error);
 
 /* Brings the session to exactly these tokens. If what it has read is a prefix of them, only the rest is
- * computed; otherwise it starts over. *computed (may be NULL) is the number of tokens computed: at least 1,
- * since the last token's logits are wanted. A cancelled or failed call leaves the session reset. */
+ * computed; otherwise it starts over. *computed (may be NULL) is the number of tokens computed, 0 when the
+ * session stands at just these tokens already. A cancelled or failed call leaves the session reset. */
 bool calla_session_read(struct calla_session *session, const int32_t *tokens, size_t count, size_t *computed,
                         const struct calla_progress *progress, struct calla_error *error);
 

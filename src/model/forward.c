@@ -129,6 +129,13 @@ uint32_t forward_logits_rows(const struct config *config, const struct policy *p
     return rows > 0 ? (uint32_t)rows : 1;
 }
 
+static void emit_sample(struct emitter *emitter) {
+    uint32_t vocabulary = emitter->config->vocabulary;
+    EMIT(emitter, OP_SAMPLE, updating(view_of_step(STEP_RECORD, 1, sizeof(struct step_record))),
+         reading(view_of_step(STEP_LOGITS, 1, vocabulary)), reading(view_of_step(STEP_BIAS, 1, vocabulary)),
+         updating(view_of_step(STEP_COUNTS, 1, vocabulary)), writing(view_of_step(STEP_TOKENS, 1, 1)));
+}
+
 static void emit_logits(struct emitter *emitter, const struct forward_options *options) {
     const struct config *config = emitter->config;
     struct operand hidden = emitter->hidden;
@@ -140,11 +147,6 @@ static void emit_logits(struct emitter *emitter, const struct forward_options *o
     struct operand logits = view_of_step(STEP_LOGITS, hidden.rows, config->vocabulary);
     emit_norm(emitter, hidden, emitter->table->final_norm, normed);
     EMIT(emitter, OP_HEAD, reading(normed), emit_weight(emitter, emitter->table->head), writing(logits));
-    if (options->sample)
-        EMIT(emitter, OP_SAMPLE, updating(view_of_step(STEP_RECORD, 1, sizeof(struct step_record))),
-             reading(logits), reading(view_of_step(STEP_BIAS, 1, config->vocabulary)),
-             updating(view_of_step(STEP_COUNTS, 1, config->vocabulary)),
-             writing(view_of_step(STEP_TOKENS, 1, 1)));
 }
 
 static void emit_all(struct emitter *emitter, const struct forward_options *options) {
@@ -174,10 +176,18 @@ static void emit_all(struct emitter *emitter, const struct forward_options *opti
     emitter->layer = -1;
     if (options->logits != LOGITS_NONE)
         emit_logits(emitter, options);
+    if (options->sample)
+        emit_sample(emitter);
+}
+
+static bool only_samples(const struct forward_options *options) {
+    return options->rows == 0 && options->logits == LOGITS_NONE && options->sample;
 }
 
 static bool check_options(const struct config *config, const struct policy *policy, uint32_t context,
                           const struct forward_options *options, struct calla_error *error) {
+    if (only_samples(options))
+        return true;
     if (options->rows == 0 || options->rows > policy->chunk_rows)
         return error_set(error, CALLA_BAD_INPUT,
                          "A plan of %u rows was asked for: it must have 1 to %u (chunk_rows).", options->rows,
@@ -209,7 +219,12 @@ bool forward_plan(struct plan *plan, const struct config *config, const struct w
                               .context = context,
                               .constants = model_constants(config),
                               .delta.fused_tail = policy->fuse_delta_norm && options->rows == 1};
-    emit_all(&emitter, options);
+    if (only_samples(options)) {
+        emitter.layer = -1;
+        emit_sample(&emitter);
+    } else {
+        emit_all(&emitter, options);
+    }
     bool ok =
         emitter.too_large
             ? error_set(error, CALLA_UNSUPPORTED,

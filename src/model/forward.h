@@ -10,9 +10,9 @@
 enum forward_logits { LOGITS_NONE, LOGITS_LAST, LOGITS_ALL };
 
 struct forward_options {
-    uint32_t rows; /* T: 1 is a decode step, more is a prefill chunk */
+    uint32_t rows; /* T: 1 is a decode step, more is a prefill chunk, 0 only samples (from STEP_LOGITS) */
     enum forward_logits logits;
-    bool sample; /* needs LOGITS_LAST */
+    bool sample; /* with rows it needs LOGITS_LAST, without LOGITS_NONE */
 };
 
 /* State, KV and step buffers of a session with room for `context` positions. Delta layer n (counted among its

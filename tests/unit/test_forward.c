@@ -370,6 +370,19 @@ static void logits_of_no_row_one_row_or_all(void **state) {
     fixture_close(&model);
 }
 
+static void without_rows_it_only_samples(void **state) {
+    (void)state;
+    struct model_fixture model;
+    fixture_open(&model, "cpu");
+    struct plan plan;
+    fixture_plan(&model, &plan, 1024, 0, LOGITS_NONE, true);
+    assert_int_equal(plan.op_count, 1);
+    assert_int_equal(plan.ops[0].kind, OP_SAMPLE);
+    assert_int_equal(plan.scratch_count, 0);
+    plan_free(&plan);
+    fixture_close(&model);
+}
+
 static void expect_refusal(const struct model_fixture *model, uint32_t context,
                            struct forward_options options, const char *part) {
     struct plan plan;
@@ -445,6 +458,7 @@ int main(void) {
         cmocka_unit_test(prefill),
         cmocka_unit_test(every_combination_of_fusions),
         cmocka_unit_test(logits_of_no_row_one_row_or_all),
+        cmocka_unit_test(without_rows_it_only_samples),
         cmocka_unit_test(refuses_what_makes_no_sense),
         cmocka_unit_test(the_layout_of_a_session),
         cmocka_unit_test(planning_is_fast),

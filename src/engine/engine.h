@@ -1,0 +1,74 @@
+/* What the files of the engine share: the model and the session. Nothing outside src/engine includes this. */
+#ifndef CALLA_ENGINE_ENGINE_H
+#define CALLA_ENGINE_ENGINE_H
+
+#include "backend/backend.h"
+#include "model/config.h"
+#include "model/forward.h"
+#include "model/weights.h"
+#include "text/tokenizer.h"
+
+#define MODEL_MAX_WARNINGS 8
+
+struct calla_model {
+    char *name;
+    struct config config;
+    struct tokenizer *tokenizer;
+    struct weights weights;
+    struct policy policy;
+    const struct backend_class *class;
+    struct backend *backend; /* NULL: opened for its tokenizer only */
+    int32_t end_tokens[CONFIG_MAX_END_TOKENS + 1];
+    uint32_t end_token_count;
+    int32_t think_end; /* the token "</think>", or -1 */
+    char *warnings[MODEL_MAX_WARNINGS];
+    size_t warning_count;
+};
+
+/* A plan made ready for one session, kept for its shape. */
+struct session_program {
+    struct forward_options options;
+    struct program *program; /* NULL: a free place */
+    uint64_t used;           /* for choosing the one to drop */
+};
+
+#define SESSION_PROGRAMS 8
+
+struct calla_session {
+    struct calla_model *model;
+    struct session_layout layout;
+    struct device_session *device;
+    uint32_t context, chunk_rows;
+    int32_t *tokens; /* [context]: what has been read, as far as `position` */
+    uint32_t position;
+    uint32_t draws;   /* samples drawn since sampling began */
+    bool have_logits; /* row 0 of STEP_LOGITS belongs to the last token read */
+    int32_t sampled;  /* the id that lies in STEP_TOKENS[0] with the record ready for it, or -1 */
+    float *logits;    /* [vocabulary]: a copy for the caller */
+    struct step_record record;
+    struct session_program programs[SESSION_PROGRAMS];
+    uint64_t program_clock;
+};
+
+/* Runs the plan of `options` for the rows whose ids and record are in the step buffers. */
+bool session_run(struct calla_session *session, const struct forward_options *options,
+                 struct calla_error *error);
+
+/* Sets up the step buffers for a new reply: sampling parameters, biases, and counts (of `tokens`, the
+ * prompt). */
+bool session_start_sampling(struct calla_session *session, const struct calla_sampling *sampling,
+                            const int32_t *tokens, size_t count, struct calla_error *error);
+
+/* Draws a token from the logits of the last token read; it is not read itself. */
+bool session_sample(struct calla_session *session, int32_t *token, struct calla_error *error);
+
+/* Reads one token and, with `next`, draws the one after it. */
+bool session_step(struct calla_session *session, int32_t token, int32_t *next, struct calla_error *error);
+
+/* Checks sampling parameters; the error names the parameter, what was found and what is expected. */
+bool sampling_check(const struct calla_model *model, const struct calla_sampling *sampling,
+                    struct calla_error *error);
+
+bool model_is_end_token(const struct calla_model *model, int32_t token);
+
+#endif
