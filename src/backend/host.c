@@ -1,0 +1,314 @@
+#include "backend/host.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "backend/reference/reference.h"
+#include "plan/op_check.h"
+
+struct backend *host_open(const struct backend_class *class, int threads, struct calla_error *error) {
+    struct host_backend *backend = calloc(1, sizeof *backend);
+    if (backend == NULL) {
+        error_memory(error, "a backend", sizeof *backend);
+        return NULL;
+    }
+    backend->base.class = class;
+    backend->threads = threads_open(threads, error);
+    if (backend->threads == NULL) {
+        free(backend);
+        return NULL;
+    }
+    return &backend->base;
+}
+
+static void unmap_all(struct host_backend *backend) {
+    for (uint32_t i = 0; backend->maps != NULL && i < backend->weights->file_count; i++)
+        if (backend->maps[i] != NULL)
+            file_unmap(backend->maps[i], backend->weights->files[i].size);
+    free(backend->maps);
+    backend->maps = NULL;
+    backend->weights = NULL;
+}
+
+void host_close(struct backend *base) {
+    if (base == NULL)
+        return;
+    struct host_backend *backend = (struct host_backend *)base;
+    unmap_all(backend);
+    threads_close(backend->threads);
+    free(backend);
+}
+
+int host_threads(const struct backend *base) {
+    return threads_count(((const struct host_backend *)base)->threads);
+}
+
+bool host_load(struct backend *base, const struct weights *weights, const struct calla_progress *progress,
+               struct calla_error *error) {
+    (void)progress; /* mapping a file reads nothing yet */
+    struct host_backend *backend = (struct host_backend *)base;
+    unmap_all(backend);
+    backend->weights = weights;
+    backend->maps = calloc(weights->file_count + (size_t)1, sizeof *backend->maps);
+    if (backend->maps == NULL)
+        return error_memory(error, "file maps", weights->file_count * sizeof *backend->maps);
+    for (uint32_t i = 0; i < weights->file_count; i++)
+        if ((backend->maps[i] = file_map(&weights->files[i], error)) == NULL) {
+            unmap_all(backend);
+            return false;
+        }
+    return true;
+}
+
+/* Zeroed memory. The allocator takes large blocks from the system page by page as they are touched: a KV
+ * cache costs what it holds, not what it could hold. */
+static bool memory_new(struct memory *memory, uint64_t size, const char *what, struct calla_error *error) {
+    memory->size = size;
+    memory->data = size < SIZE_MAX ? calloc(1, (size_t)size + 1) : NULL;
+    return memory->data != NULL || error_memory(error, what, (size_t)size);
+}
+
+static struct memory *memories_new(const struct buffer_shape *shapes, uint32_t count,
+                                   struct calla_error *error) {
+    struct memory *memories = calloc(count + (size_t)1, sizeof *memories);
+    if (memories == NULL) {
+        error_memory(error, "a session", count * sizeof *memories);
+        return NULL;
+    }
+    for (uint32_t i = 0; i < count; i++)
+        if (!memory_new(&memories[i], buffer_shape_bytes(&shapes[i]), shapes[i].name, error)) {
+            while (i-- > 0)
+                free(memories[i].data);
+            free(memories);
+            return NULL;
+        }
+    return memories;
+}
+
+static void memories_free(struct memory *memories, uint32_t count) {
+    for (uint32_t i = 0; memories != NULL && i < count; i++)
+        free(memories[i].data);
+    free(memories);
+}
+
+struct device_session *host_session_open(struct backend *base, const struct session_layout *layout,
+                                         struct calla_error *error) {
+    struct device_session *session = calloc(1, sizeof *session);
+    if (session == NULL) {
+        error_memory(error, "a session", sizeof *session);
+        return NULL;
+    }
+    session->backend = (struct host_backend *)base;
+    session->state_count = layout->state_count;
+    session->kv_count = layout->kv_count;
+    session->state = memories_new(layout->state, layout->state_count, error);
+    session->kv = session->state == NULL ? NULL : memories_new(layout->kv, layout->kv_count, error);
+    session->step = session->kv == NULL ? NULL : memories_new(layout->step, STEP_BUFFER_COUNT, error);
+    if (session->step != NULL)
+        return session;
+    host_session_close(session);
+    return NULL;
+}
+
+void host_session_close(struct device_session *session) {
+    if (session == NULL)
+        return;
+    memories_free(session->state, session->state_count);
+    memories_free(session->kv, session->kv_count);
+    memories_free(session->step, STEP_BUFFER_COUNT);
+    free(session);
+}
+
+/* A session's buffer, NULL when there is none of that number. */
+static struct memory *session_memory(struct device_session *session, enum space space, uint32_t buffer) {
+    switch (space) {
+    case SPACE_STATE:
+        return buffer < session->state_count ? &session->state[buffer] : NULL;
+    case SPACE_KV:
+        return buffer < session->kv_count ? &session->kv[buffer] : NULL;
+    case SPACE_STEP:
+        return buffer < STEP_BUFFER_COUNT ? &session->step[buffer] : NULL;
+    default:
+        return NULL;
+    }
+}
+
+/* The bytes [offset, offset + size) of a session's buffer. */
+static unsigned char *session_bytes(struct device_session *session, enum space space, uint32_t buffer,
+                                    uint64_t offset, uint64_t size, struct calla_error *error) {
+    struct memory *memory = session_memory(session, space, buffer);
+    if (memory != NULL && offset <= memory->size && size <= memory->size - offset)
+        return (unsigned char *)memory->data + offset;
+    error_set(error, CALLA_BAD_INPUT,
+              "Bytes %" PRIu64 " to %" PRIu64 " of %s buffer %u are not in the session.", offset,
+              offset + size, space_name(space), buffer);
+    return NULL;
+}
+
+bool host_write(struct device_session *session, enum space space, uint32_t buffer, uint64_t offset,
+                const void *bytes, uint64_t size, struct calla_error *error) {
+    unsigned char *target = session_bytes(session, space, buffer, offset, size, error);
+    if (target != NULL && size > 0)
+        memcpy(target, bytes, (size_t)size);
+    return target != NULL;
+}
+
+bool host_read(struct device_session *session, enum space space, uint32_t buffer, uint64_t offset,
+               void *bytes, uint64_t size, struct calla_error *error) {
+    const unsigned char *source = session_bytes(session, space, buffer, offset, size, error);
+    if (source != NULL && size > 0)
+        memcpy(bytes, source, (size_t)size);
+    return source != NULL;
+}
+
+bool host_reset(struct device_session *session, struct calla_error *error) {
+    (void)error;
+    for (uint32_t i = 0; i < session->state_count; i++)
+        memset(session->state[i].data, 0, (size_t)session->state[i].size);
+    return true;
+}
+
+/* A weight as a view of the mapped files. Plans come from the same table, so a mismatch is a bug; it must not
+ * become a wild read. */
+static bool bind_weight(struct view *view, const struct operand *operand,
+                        const struct host_backend *backend) {
+    if (backend->weights == NULL || operand->buffer >= backend->weights->table.count)
+        return false;
+    const struct weight *weight = &backend->weights->table.weights[operand->buffer];
+    bool affine = weight->dtype == DTYPE_AFFINE4 || weight->dtype == DTYPE_AFFINE8;
+    if (operand->access != ACCESS_READ || operand->offset != 0 || operand->dtype != weight->dtype ||
+        operand->columns != weight->columns || operand->stride != weight->columns ||
+        operand->rows > (uint64_t)weight->matrices * weight->rows ||
+        (affine && weight->columns % DTYPE_AFFINE_GROUP != 0) || weight->part_count != (affine ? 3 : 1))
+        return false;
+    const unsigned char *parts[3] = {NULL, NULL, NULL};
+    for (uint32_t i = 0; i < weight->part_count; i++)
+        parts[i] = backend->maps[weight->parts[i].file] + weight->parts[i].offset;
+    view->bytes = parts[0];
+    if (affine) {
+        view->scales = parts[1];
+        view->biases = parts[2];
+        view->scale_dtype = weight->parts[1].dtype;
+        view->bias_dtype = weight->parts[2].dtype;
+    }
+    return true;
+}
+
+/* A view of a buffer: aligned, and every row inside it. */
+static bool bind_memory(struct view *view, const struct operand *operand, const struct memory *memory) {
+    uint64_t element = operand->dtype < DTYPE_COUNT ? dtype_bits((enum dtype)operand->dtype) / 8 : 0;
+    if (memory == NULL || element == 0 || operand->offset % element != 0 || operand->offset > memory->size)
+        return false;
+    uint64_t elements = (uint64_t)(operand->rows - 1) * operand->stride + operand->columns;
+    if (elements > (memory->size - operand->offset) / element)
+        return false;
+    view->data = (unsigned char *)memory->data + operand->offset;
+    view->bytes = view->data;
+    return true;
+}
+
+/* Fills the views of one op whose operands op_check has passed. */
+static bool bind(struct bound_op *bound, struct device_session *session, const struct memory *scratch,
+                 uint32_t scratch_count, struct calla_error *error) {
+    for (uint32_t i = 0; i < bound->op.operand_count; i++) {
+        const struct operand *operand = &bound->op.operands[i];
+        struct view *view = &bound->views[i];
+        *view = (struct view){.dtype = (enum dtype)operand->dtype,
+                              .rows = operand->rows,
+                              .columns = operand->columns,
+                              .stride = operand->stride};
+        bool inside = operand->rows > 0 && operand->columns > 0;
+        if (!inside)
+            ;
+        else if (operand->space == SPACE_WEIGHT)
+            inside = bind_weight(view, operand, session->backend);
+        else if (operand->space == SPACE_SCRATCH)
+            inside = bind_memory(view, operand,
+                                 operand->buffer < scratch_count ? &scratch[operand->buffer] : NULL);
+        else
+            inside = bind_memory(view, operand,
+                                 session_memory(session, (enum space)operand->space, operand->buffer));
+        if (!inside)
+            return error_set(error, CALLA_BAD_INPUT,
+                             "Malformed plan: op %s of layer %d: operand %u, %s buffer %u, is not inside it.",
+                             op_name(bound->op.kind), bound->op.layer, i,
+                             space_name((enum space)operand->space), operand->buffer);
+    }
+    return true;
+}
+
+static bool compile_ops(struct program *program, struct device_session *session, const struct plan *plan,
+                        struct calla_error *error) {
+    for (uint32_t i = 0; i < plan->op_count; i++) {
+        struct bound_op *bound = &program->ops[i];
+        bound->op = plan->ops[i];
+        if (!op_check(&bound->op, error) ||
+            !bind(bound, session, program->scratch, program->scratch_count, error))
+            return false;
+        if (reference_ops[bound->op.kind].workspace_bytes != NULL) {
+            size_t bytes = reference_ops[bound->op.kind].workspace_bytes(bound);
+            program->workspace_bytes = bytes > program->workspace_bytes ? bytes : program->workspace_bytes;
+        }
+    }
+    return true;
+}
+
+struct program *host_compile(struct device_session *session, const struct plan *plan,
+                             struct calla_error *error) {
+    struct program *program = calloc(1, sizeof *program);
+    if (program == NULL) {
+        error_memory(error, "a program", sizeof *program);
+        return NULL;
+    }
+    uint32_t threads = (uint32_t)threads_count(session->backend->threads);
+    program->op_count = plan->op_count;
+    program->ops = calloc(plan->op_count + (size_t)1, sizeof *program->ops);
+    program->scratch = memories_new(plan->scratch, plan->scratch_count, error);
+    program->workspaces = calloc(threads, sizeof *program->workspaces);
+    if (program->scratch != NULL)
+        program->scratch_count = plan->scratch_count;
+    if (program->workspaces != NULL)
+        program->workspace_count = threads;
+    if (program->ops == NULL || program->workspaces == NULL)
+        error_memory(error, "a program", plan->op_count * sizeof *program->ops);
+    bool made = program->ops != NULL && program->scratch != NULL && program->workspaces != NULL &&
+                compile_ops(program, session, plan, error);
+    for (uint32_t i = 0; made && i < threads; i++)
+        made = memory_new(&program->workspaces[i], program->workspace_bytes, "workspace", error);
+    if (made)
+        return program;
+    host_program_free(program);
+    return NULL;
+}
+
+void host_program_free(struct program *program) {
+    if (program == NULL)
+        return;
+    memories_free(program->scratch, program->scratch_count);
+    memories_free(program->workspaces, program->workspace_count);
+    free(program->ops);
+    free(program);
+}
+
+bool host_check_position(const struct program *program, struct calla_error *error) {
+    for (uint32_t i = 0; i < program->op_count; i++) {
+        const struct bound_op *bound = &program->ops[i];
+        uint64_t rows, limit;
+        if (bound->op.kind == OP_KV_WRITE || bound->op.kind == OP_QK_PREP) {
+            rows = bound->views[2].rows;
+            limit = bound->views[bound->op.operand_count - 1].rows;
+        } else if (bound->op.kind == OP_ATTENTION) {
+            rows = bound->views[1].rows / bound->op.constants.heads;
+            limit = bound->views[3].rows;
+        } else {
+            continue;
+        }
+        uint32_t position = record_of(&bound->views[0])->position;
+        if (position + rows > limit)
+            return error_set(error, CALLA_CONTEXT_FULL,
+                             "The context is full: %" PRIu64 " tokens at position %u do not fit into %" PRIu64
+                             "; open the session with a longer context.",
+                             rows, position, limit);
+    }
+    return true;
+}

@@ -1,0 +1,84 @@
+/* What the backends share whose device is this machine's own memory (reference and cpu): weights read in
+ * place, a session's buffers, and plans bound to both. They differ only in who runs the ops. */
+#ifndef CALLA_BACKEND_HOST_H
+#define CALLA_BACKEND_HOST_H
+
+#include "backend/backend.h"
+#include "base/threads.h"
+
+/* An operand as pointers. */
+struct view {
+    const unsigned char *bytes; /* first element; the codes of an affine matrix. Weights may lie unaligned */
+    void *data;                 /* the same for buffers, NULL for weights */
+    const unsigned char *scales, *biases; /* affine matrices: [rows, columns / 64] */
+    enum dtype dtype, scale_dtype, bias_dtype;
+    uint32_t rows, columns;
+    size_t stride; /* elements from row to row */
+};
+
+/* An op that is ready to compute. */
+struct bound_op {
+    struct op op;
+    struct view views[OP_MAX_OPERANDS];
+};
+
+/* Rows of float32 and int32 buffers, which are aligned. */
+static inline float *float_row(const struct view *view, size_t row) {
+    return (float *)view->data + row * view->stride;
+}
+
+static inline int32_t *int_row(const struct view *view, size_t row) {
+    return (int32_t *)view->data + row * view->stride;
+}
+
+static inline struct step_record *record_of(const struct view *view) {
+    return view->data;
+}
+
+struct memory {
+    void *data;
+    uint64_t size;
+};
+
+struct program {
+    struct bound_op *ops;
+    struct memory *scratch, *workspaces; /* a workspace per thread */
+    uint32_t op_count, scratch_count, workspace_count;
+    size_t workspace_bytes;
+};
+
+struct device_session {
+    struct host_backend *backend;
+    struct memory *state, *kv, *step;
+    uint32_t state_count, kv_count;
+};
+
+struct host_backend {
+    struct backend base;
+    struct threads *threads;
+    const struct weights *weights;
+    const uint8_t **maps; /* of the weights' files */
+};
+
+/* The functions of their classes. */
+struct backend *host_open(const struct backend_class *class, int threads, struct calla_error *error);
+void host_close(struct backend *backend);
+int host_threads(const struct backend *backend);
+bool host_load(struct backend *backend, const struct weights *weights, const struct calla_progress *progress,
+               struct calla_error *error);
+struct device_session *host_session_open(struct backend *backend, const struct session_layout *layout,
+                                         struct calla_error *error);
+void host_session_close(struct device_session *session);
+bool host_write(struct device_session *session, enum space space, uint32_t buffer, uint64_t offset,
+                const void *bytes, uint64_t size, struct calla_error *error);
+bool host_read(struct device_session *session, enum space space, uint32_t buffer, uint64_t offset,
+               void *bytes, uint64_t size, struct calla_error *error);
+bool host_reset(struct device_session *session, struct calla_error *error);
+struct program *host_compile(struct device_session *session, const struct plan *plan,
+                             struct calla_error *error);
+void host_program_free(struct program *program);
+
+/* Before a run: whether the cache has room for the rows of every op that reads or writes it. */
+bool host_check_position(const struct program *program, struct calla_error *error);
+
+#endif

@@ -1,0 +1,43 @@
+/* Matrix products with weights: embedding rows, projections, the head. */
+#include "backend/reference/reference.h"
+
+/* tokens[T], table[V,H] -> y[T,H]: y[t] = table[tokens[t]]; an id outside the table reads row 0.
+ * Unit: a row t. */
+void reference_embed(const struct bound_op *op, size_t begin, size_t end, void *workspace) {
+    (void)workspace;
+    const struct view *tokens = &op->views[0], *table = &op->views[1], *y = &op->views[2];
+    for (size_t t = begin; t < end; t++) {
+        int32_t id = int_row(tokens, 0)[t];
+        matrix_row(table, id >= 0 && (uint32_t)id < table->rows ? (size_t)id : 0, float_row(y, t));
+    }
+}
+
+/* Column `out` of y = x W^T (or, accumulating, y += x W^T) for all rows. `row`: memory for a row of W. */
+static void product_column(const struct view *x, const struct view *matrix, size_t out, bool accumulate,
+                           float *row, const struct view *y) {
+    matrix_row(matrix, out, row);
+    for (size_t t = 0; t < x->rows; t++) {
+        float sum = dot(row, float_row(x, t), x->columns);
+        float *result = float_row(y, t) + out;
+        *result = accumulate ? *result + sum : sum;
+    }
+}
+
+/* x[T,in], then matrix_count times W[out,in] -> y[T,out]: y = x W^T; with accumulate y += x W^T.
+ * Unit: a row of a W, those of the first matrix first. */
+void reference_linear(const struct bound_op *op, size_t begin, size_t end, void *workspace) {
+    size_t first = 0;
+    for (uint32_t i = 0; i < op->op.constants.matrix_count; i++) {
+        const struct view *matrix = &op->views[1 + 2 * i], *y = &op->views[2 + 2 * i];
+        size_t last = first + matrix->rows;
+        for (size_t unit = begin > first ? begin : first; unit < end && unit < last; unit++)
+            product_column(&op->views[0], matrix, unit - first, op->op.constants.accumulate, workspace, y);
+        first = last;
+    }
+}
+
+/* x[R,H], head[V,H] -> logits[R,V] = x head^T. Unit: a row of the head. */
+void reference_head(const struct bound_op *op, size_t begin, size_t end, void *workspace) {
+    for (size_t id = begin; id < end; id++)
+        product_column(&op->views[0], &op->views[1], id, false, workspace, &op->views[2]);
+}

@@ -1,0 +1,36 @@
+/* Norms over the last dimension. */
+#include "backend/reference/reference.h"
+
+/* x[T,n], weight[n] -> y[T,n] = x / sqrt(mean(x^2) + epsilon) * weight, the mean over a row.
+ * rms_norm: rows of the hidden state; head_norm: heads of q or k. Unit: a row. */
+void reference_rms_norm(const struct bound_op *op, size_t begin, size_t end, void *workspace) {
+    (void)workspace;
+    const struct view *x = &op->views[0], *weight = &op->views[1], *y = &op->views[2];
+    for (size_t t = begin; t < end; t++) {
+        const float *in = float_row(x, t);
+        float *out = float_row(y, t);
+        float scale = rms_scale(in, x->columns, op->op.constants.epsilon);
+        for (size_t i = 0; i < x->columns; i++)
+            out[i] = in[i] * scale * vector_at(weight, i);
+    }
+}
+
+void gated_norm_row(const float *x, const float *z, const struct view *weight, float epsilon, float *y) {
+    size_t size = weight->columns;
+    float scale = rms_scale(x, size, epsilon);
+    for (size_t i = 0; i < size; i++)
+        y[i] = x[i] * scale * vector_at(weight, i) * silu(z[i]);
+}
+
+/* x[T,Hv*Dv], z[T,Hv*Dv], weight[Dv] -> y[T,Hv*Dv]: per head y = x / sqrt(mean(x^2) + epsilon) * weight *
+ * silu(z). Unit: a head of a row. */
+void reference_gated_norm(const struct bound_op *op, size_t begin, size_t end, void *workspace) {
+    (void)workspace;
+    const struct view *x = &op->views[0], *z = &op->views[1], *weight = &op->views[2], *y = &op->views[3];
+    size_t heads = op->op.constants.value_heads, size = weight->columns;
+    for (size_t unit = begin; unit < end; unit++) {
+        size_t t = unit / heads, first = unit % heads * size;
+        gated_norm_row(float_row(x, t) + first, float_row(z, t) + first, weight, op->op.constants.epsilon,
+                       float_row(y, t) + first);
+    }
+}

@@ -1,0 +1,305 @@
+/* A bench to run single ops or short plans on any backend: random operands in, results out.
+ *
+ * Weights go into a temporary file, every part at an odd offset, as in the published checkpoints; everything
+ * else into the state buffers of a session, which can be written and read. A step record, if wanted, is the
+ * session's own. */
+#ifndef CALLA_TESTS_OP_BENCH_H
+#define CALLA_TESTS_OP_BENCH_H
+
+#include "unit.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "backend/backend.h"
+
+#define BENCH_MAX 24
+
+struct bench {
+    FILE *file;
+    char path[64];
+    uint64_t file_size, random;
+    struct weight weights[BENCH_MAX];
+    float *values[BENCH_MAX]; /* of the weights, as float32 */
+    uint32_t weight_count;
+    struct buffer_shape shapes[BENCH_MAX];
+    void *data[BENCH_MAX]; /* of the state buffers: before the run, and after it the results */
+    uint32_t buffer_count;
+    struct step_record record;
+    struct plan plan;
+    struct calla_error error;
+};
+
+static inline void bench_open(struct bench *bench, uint64_t seed) {
+    memset(bench, 0, sizeof *bench);
+    bench->random = seed * 0x9e3779b97f4a7c15u + 1;
+    strcpy(bench->path, "/tmp/calla-bench-XXXXXX");
+    int descriptor = mkstemp(bench->path);
+    assert_true(descriptor >= 0);
+    bench->file = fdopen(descriptor, "wb");
+    assert_non_null(bench->file);
+    fputc(0, bench->file);
+}
+
+static inline void bench_close(struct bench *bench) {
+    fclose(bench->file);
+    unlink(bench->path);
+    for (uint32_t i = 0; i < bench->weight_count; i++)
+        free(bench->values[i]);
+    for (uint32_t i = 0; i < bench->buffer_count; i++)
+        free(bench->data[i]);
+    plan_free(&bench->plan);
+}
+
+static inline uint32_t bench_bits(struct bench *bench) {
+    bench->random ^= bench->random << 13;
+    bench->random ^= bench->random >> 7;
+    bench->random ^= bench->random << 17;
+    return (uint32_t)(bench->random >> 32);
+}
+
+/* Roughly normal, of deviation 1. */
+static inline float bench_normal(struct bench *bench) {
+    double sum = 0;
+    for (int i = 0; i < 12; i++)
+        sum += bench_bits(bench) * 0x1p-32;
+    return (float)(sum - 6);
+}
+
+static inline void bench_store(FILE *file, enum dtype dtype, float value, float *stored) {
+    if (dtype == DTYPE_F32) {
+        fwrite(&value, 4, 1, file);
+        *stored = value;
+        return;
+    }
+    uint16_t bits = float_to_bf16(value);
+    if (dtype == DTYPE_F16) { /* small enough values: exponent and the upper fraction bits, cut off */
+        uint32_t full = float_to_bits(value);
+        int exponent = (int)(full >> 23 & 255) - 112;
+        bits = exponent <= 0
+                   ? (uint16_t)(full >> 16 & 0x8000u)
+                   : (uint16_t)((full >> 16 & 0x8000u) | (uint32_t)exponent << 10 | (full >> 13 & 1023));
+    }
+    fwrite(&bits, 2, 1, file);
+    *stored = float_load(&bits, dtype, 0);
+}
+
+/* Moves the file on to an odd offset. */
+static inline uint64_t bench_part(struct bench *bench) {
+    long offset = ftell(bench->file);
+    fputc(0, bench->file);
+    if (offset % 2 == 0)
+        return (uint64_t)offset + 1;
+    fputc(0, bench->file);
+    return (uint64_t)offset + 2;
+}
+
+/* A weight [rows, columns] of values scale * normal + shift; affine ones have random codes and offsets, and
+ * scales of either sign. Half of the affine matrices have 32-bit scales. */
+static inline struct operand bench_weight(struct bench *bench, enum dtype dtype, uint32_t rows,
+                                          uint32_t columns, float scale, float shift) {
+    assert_true(bench->weight_count < BENCH_MAX);
+    uint32_t index = bench->weight_count++;
+    struct weight *weight = &bench->weights[index];
+    float *values = calloc((size_t)rows * columns, sizeof *values);
+    assert_non_null(values);
+    bench->values[index] = values;
+    bool affine = dtype == DTYPE_AFFINE4 || dtype == DTYPE_AFFINE8;
+    *weight = (struct weight){.dtype = dtype, .matrices = 1, .rows = rows, .columns = columns};
+    weight->part_count = affine ? 3 : 1;
+    weight->parts[0].offset = bench_part(bench);
+    if (!affine) {
+        for (size_t i = 0; i < (size_t)rows * columns; i++)
+            bench_store(bench->file, dtype, bench_normal(bench) * scale + shift, &values[i]);
+    } else {
+        unsigned bits = dtype_bits(dtype), largest = (1u << bits) - 1;
+        size_t groups = (size_t)rows * columns / 64;
+        float *parts[2] = {calloc(groups, sizeof(float)), calloc(groups, sizeof(float))};
+        uint8_t *codes = calloc((size_t)rows * columns, 1);
+        assert_true(parts[0] != NULL && parts[1] != NULL && codes != NULL);
+        for (size_t i = 0; i < (size_t)rows * columns; i++)
+            codes[i] = (uint8_t)(bench_bits(bench) & largest);
+        if (bits == 8) {
+            fwrite(codes, 1, (size_t)rows * columns, bench->file);
+        } else {
+            for (size_t i = 0; i < (size_t)rows * columns; i += 2)
+                fputc(codes[i] | codes[i + 1] << 4, bench->file);
+        }
+        static const enum dtype dtypes[] = {DTYPE_BF16, DTYPE_F32, DTYPE_F16, DTYPE_BF16};
+        for (int part = 0; part < 2; part++) {
+            weight->parts[1 + part].offset = bench_part(bench);
+            weight->parts[1 + part].dtype = dtypes[(index + (uint32_t)part) % 4];
+            for (size_t g = 0; g < groups; g++) {
+                float step = 4 * scale / (float)largest * (bench_bits(bench) % 3 == 0 ? -1.0f : 1.0f);
+                float value = part == 0 ? step * (1 + 0.1f * bench_normal(bench))
+                                        : shift - parts[0][g] * (float)largest / 2;
+                bench_store(bench->file, weight->parts[1 + part].dtype, value, &parts[part][g]);
+            }
+        }
+        for (size_t i = 0; i < (size_t)rows * columns; i++)
+            values[i] = parts[0][i / 64] * codes[i] + parts[1][i / 64];
+        free(parts[0]);
+        free(parts[1]);
+        free(codes);
+    }
+    return (struct operand){.space = SPACE_WEIGHT,
+                            .dtype = (uint8_t)dtype,
+                            .access = ACCESS_READ,
+                            .buffer = index,
+                            .rows = rows,
+                            .columns = columns,
+                            .stride = columns};
+}
+
+static inline const float *bench_values(const struct bench *bench, struct operand weight) {
+    return bench->values[weight.buffer];
+}
+
+/* A buffer of zeros. */
+static inline struct operand bench_buffer(struct bench *bench, enum dtype dtype, uint32_t rows,
+                                          uint32_t columns, unsigned access) {
+    assert_true(bench->buffer_count < BENCH_MAX);
+    uint32_t index = bench->buffer_count++;
+    bench->shapes[index] = (struct buffer_shape){dtype, rows, columns, "operand"};
+    bench->data[index] = calloc((size_t)rows * columns, 4);
+    assert_non_null(bench->data[index]);
+    return (struct operand){.space = SPACE_STATE,
+                            .dtype = (uint8_t)dtype,
+                            .access = (uint8_t)access,
+                            .buffer = index,
+                            .rows = rows,
+                            .columns = columns,
+                            .stride = columns};
+}
+
+static inline float *bench_floats(const struct bench *bench, struct operand view) {
+    return (float *)bench->data[view.buffer] + view.offset / 4;
+}
+
+static inline int32_t *bench_ints(const struct bench *bench, struct operand view) {
+    return bench->data[view.buffer];
+}
+
+/* A float buffer of random values. */
+static inline struct operand bench_input(struct bench *bench, uint32_t rows, uint32_t columns, float scale) {
+    struct operand view = bench_buffer(bench, DTYPE_F32, rows, columns, ACCESS_READ);
+    for (size_t i = 0; i < (size_t)rows * columns; i++)
+        bench_floats(bench, view)[i] = bench_normal(bench) * scale;
+    return view;
+}
+
+static inline struct operand bench_output(struct bench *bench, uint32_t rows, uint32_t columns) {
+    struct operand view = bench_buffer(bench, DTYPE_F32, rows, columns, ACCESS_WRITE);
+    for (size_t i = 0; i < (size_t)rows * columns; i++)
+        bench_floats(bench, view)[i] = 1e30f; /* whoever does not write it is found out */
+    return view;
+}
+
+static inline struct operand with_access(struct operand view, unsigned access) {
+    view.access = (uint8_t)access;
+    return view;
+}
+
+/* rows of `columns` values, `stride` apart, from element `first`. */
+static inline struct operand strided(struct operand view, uint32_t rows, uint32_t columns, uint32_t stride,
+                                     uint32_t first) {
+    view.rows = rows;
+    view.columns = columns;
+    view.stride = stride;
+    view.offset = (uint64_t)first * 4;
+    return view;
+}
+
+static inline struct operand bench_record(unsigned access) {
+    return (struct operand){.space = SPACE_STEP,
+                            .dtype = DTYPE_U8,
+                            .access = (uint8_t)access,
+                            .buffer = STEP_RECORD,
+                            .rows = 1,
+                            .columns = sizeof(struct step_record),
+                            .stride = sizeof(struct step_record)};
+}
+
+static inline struct op *bench_op(struct bench *bench, enum op_kind kind, const struct operand *operands,
+                                  uint32_t count) {
+    return plan_add(&bench->plan, kind, 0, operands, count);
+}
+
+/* Runs the plan `times` times; false with bench->error set if anything fails. */
+static inline bool bench_try(struct bench *bench, const struct backend_class *class, int threads, int times) {
+    fflush(bench->file);
+    struct file file;
+    assert_true(file_open(&file, bench->path, NULL));
+    struct weights weights = {
+        .table = {.weights = bench->weights, .count = bench->weight_count}, .files = &file, .file_count = 1};
+    struct session_layout layout = {.state = bench->shapes, .state_count = bench->buffer_count};
+    for (int i = 0; i < STEP_BUFFER_COUNT; i++)
+        layout.step[i] = (struct buffer_shape){DTYPE_U8, 1, sizeof(struct step_record), "step"};
+    struct backend_options options = {.threads = threads};
+    struct calla_error *error = &bench->error;
+    struct backend *backend = class->open(&options, error);
+    assert_non_null(backend);
+    assert_true(class->load(backend, &weights, NULL, error));
+    struct device_session *session = class->session_open(backend, &layout, error);
+    assert_non_null(session);
+    for (uint32_t i = 0; i < bench->buffer_count; i++)
+        assert_true(class->write(session, SPACE_STATE, i, 0, bench->data[i],
+                                 buffer_shape_bytes(&bench->shapes[i]), error));
+    assert_true(
+        class->write(session, SPACE_STEP, STEP_RECORD, 0, &bench->record, sizeof bench->record, error));
+    struct program *program = class->compile(session, &bench->plan, error);
+    bool done = program != NULL;
+    for (int i = 0; done && i < times; i++)
+        done = class->run(session, program, error);
+    for (uint32_t i = 0; i < bench->buffer_count; i++)
+        assert_true(class->read(session, SPACE_STATE, i, 0, bench->data[i],
+                                buffer_shape_bytes(&bench->shapes[i]), error));
+    assert_true(
+        class->read(session, SPACE_STEP, STEP_RECORD, 0, &bench->record, sizeof bench->record, error));
+    class->program_free(program);
+    class->session_close(session);
+    class->close(backend);
+    file_close(&file);
+    return done;
+}
+
+/* Runs on the cpu backend with three threads, then on the reference, and asserts that every byte is the same.
+ */
+static inline void bench_run(struct bench *bench) {
+    assert_true(plan_schedule(&bench->plan, true, &bench->error));
+    void *before[BENCH_MAX], *cpu[BENCH_MAX];
+    struct step_record record = bench->record;
+    for (uint32_t i = 0; i < bench->buffer_count; i++) {
+        size_t size = buffer_shape_bytes(&bench->shapes[i]);
+        before[i] = malloc(size + 1);
+        cpu[i] = malloc(size + 1);
+        assert_true(before[i] != NULL && cpu[i] != NULL);
+        memcpy(before[i], bench->data[i], size);
+    }
+    if (!bench_try(bench, &cpu_backend, 3, 1))
+        fail_msg("%s", bench->error.message);
+    struct step_record record_after = bench->record;
+    bench->record = record;
+    for (uint32_t i = 0; i < bench->buffer_count; i++) {
+        size_t size = buffer_shape_bytes(&bench->shapes[i]);
+        memcpy(cpu[i], bench->data[i], size);
+        memcpy(bench->data[i], before[i], size);
+    }
+    if (!bench_try(bench, &reference_backend, 1, 1))
+        fail_msg("%s", bench->error.message);
+    assert_memory_equal(&record_after, &bench->record, sizeof record_after);
+    for (uint32_t i = 0; i < bench->buffer_count; i++) {
+        assert_memory_equal(cpu[i], bench->data[i], buffer_shape_bytes(&bench->shapes[i]));
+        free(before[i]);
+        free(cpu[i]);
+    }
+}
+
+/* |found - expected| <= tolerance * (1 + |expected|) */
+static inline void assert_near(double found, double expected, double tolerance) {
+    if (!(fabs(found - expected) <= tolerance * (1 + fabs(expected))))
+        fail_msg("found %.9g, expected %.9g", found, expected);
+}
+
+#endif
