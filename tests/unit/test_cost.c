@@ -34,7 +34,7 @@ static struct cost cost_of(const struct model_fixture *model, const struct plan 
 static void weights_of_a_decode_step(void **state) {
     (void)state;
     struct model_fixture model;
-    fixture_open(&model, "cpu");
+    fixture_open(&model, "cpu", 0);
     struct plan fused, unfused;
     fixture_plan(&model, &fused, 1024, 1, LOGITS_LAST, true);
     set_fusions(&model.policy, false);
@@ -64,7 +64,7 @@ static void weights_of_a_decode_step(void **state) {
 static void state_and_cache_of_a_decode_step(void **state) {
     (void)state;
     struct model_fixture model;
-    fixture_open(&model, "cpu");
+    fixture_open(&model, "cpu", 0);
     struct plan plan;
     fixture_plan(&model, &plan, 262144, 1, LOGITS_LAST, true);
     struct cost cost = cost_of(&model, &plan, 0, DELTA_LAYERS, KINDS(OP_DELTA_TAIL));
@@ -85,7 +85,7 @@ static void state_and_cache_of_a_decode_step(void **state) {
 static void flops_of_a_decode_step(void **state) {
     (void)state;
     struct model_fixture model;
-    fixture_open(&model, "cpu");
+    fixture_open(&model, "cpu", 0);
     struct plan plan;
     fixture_plan(&model, &plan, 1024, 1, LOGITS_LAST, true);
     uint64_t delta_matrices = 2048 * (8192 + 4096 + 32 + 32) + 4096 * 2048;
@@ -104,7 +104,7 @@ static void flops_of_a_decode_step(void **state) {
 static void experts_of_a_prefill_chunk(void **state) {
     (void)state;
     struct model_fixture model;
-    fixture_open(&model, "cpu");
+    fixture_open(&model, "cpu", 0);
     set_fusions(&model.policy, false);
     struct plan plan;
     uint64_t slices = 40 * UINT64_C(1769472);
@@ -125,7 +125,7 @@ static void fusions_save_only_scratch(void **state) {
     (void)state;
     for (uint32_t rows = 1; rows <= 64; rows += 63) {
         struct model_fixture model;
-        fixture_open(&model, "cpu");
+        fixture_open(&model, "cpu", 0);
         struct plan plan;
         fixture_plan(&model, &plan, 1024, rows, LOGITS_LAST, true);
         struct cost fused = plan_cost(&plan, 17);

@@ -258,7 +258,7 @@ static void check_no_false_hazards(const struct plan *plan, uint32_t layers) {
 static void decode_fused(void **state) {
     (void)state;
     struct model_fixture model;
-    fixture_open(&model, "cpu");
+    fixture_open(&model, "cpu", 0);
     struct plan plan;
     fixture_plan(&model, &plan, 1024, 1, LOGITS_LAST, true);
     assert_int_equal(plan.op_count, 40 * 9 + 4);
@@ -278,7 +278,7 @@ static void decode_fused(void **state) {
 static void decode_unfused(void **state) {
     (void)state;
     struct model_fixture model;
-    fixture_open(&model, "cpu");
+    fixture_open(&model, "cpu", 0);
     set_fusions(&model.policy, false);
     struct plan plan;
     fixture_plan(&model, &plan, 1024, 1, LOGITS_LAST, true);
@@ -299,7 +299,7 @@ static void prefill(void **state) {
     (void)state;
     for (int fused = 0; fused < 2; fused++) {
         struct model_fixture model;
-        fixture_open(&model, "cpu");
+        fixture_open(&model, "cpu", 0);
         set_fusions(&model.policy, fused);
         struct plan plan;
         fixture_plan(&model, &plan, 1024, 512, LOGITS_LAST, true);
@@ -324,7 +324,7 @@ static void prefill(void **state) {
 static void every_combination_of_fusions(void **state) {
     (void)state;
     struct model_fixture model;
-    fixture_open(&model, "cpu");
+    fixture_open(&model, "cpu", 0);
     for (unsigned bits = 0; bits < 32; bits++)
         for (uint32_t rows = 1; rows <= 2; rows++) {
             model.policy.fuse_expert_gate_up = bits & 1;
@@ -344,7 +344,7 @@ static void every_combination_of_fusions(void **state) {
 static void logits_of_no_row_one_row_or_all(void **state) {
     (void)state;
     struct model_fixture model;
-    fixture_open(&model, "cpu");
+    fixture_open(&model, "cpu", 0);
     struct plan plan;
     fixture_plan(&model, &plan, 1024, 48, LOGITS_NONE, false);
     assert_int_equal(count_kind(&plan, OP_HEAD), 0);
@@ -373,7 +373,7 @@ static void logits_of_no_row_one_row_or_all(void **state) {
 static void without_rows_it_only_samples(void **state) {
     (void)state;
     struct model_fixture model;
-    fixture_open(&model, "cpu");
+    fixture_open(&model, "cpu", 0);
     struct plan plan;
     fixture_plan(&model, &plan, 1024, 0, LOGITS_NONE, true);
     assert_int_equal(plan.op_count, 1);
@@ -396,7 +396,7 @@ static void expect_refusal(const struct model_fixture *model, uint32_t context,
 static void refuses_what_makes_no_sense(void **state) {
     (void)state;
     struct model_fixture model;
-    fixture_open(&model, "cpu");
+    fixture_open(&model, "cpu", 0);
     expect_refusal(&model, 1024, (struct forward_options){.rows = 0}, "0 rows");
     expect_refusal(&model, 1024, (struct forward_options){.rows = 513}, "chunk_rows");
     expect_refusal(&model, 8, (struct forward_options){.rows = 9}, "context of 8");
@@ -409,7 +409,7 @@ static void refuses_what_makes_no_sense(void **state) {
 static void the_layout_of_a_session(void **state) {
     (void)state;
     struct model_fixture model;
-    fixture_open(&model, "cpu");
+    fixture_open(&model, "cpu", 0);
     struct session_layout layout;
     struct calla_error error;
     assert_true(forward_layout(&layout, &model.config, &model.policy, 262144, &error));
@@ -432,7 +432,7 @@ static void the_layout_of_a_session(void **state) {
 static void planning_is_fast(void **state) {
     (void)state;
     struct model_fixture model;
-    fixture_open(&model, "cpu");
+    fixture_open(&model, "cpu", 0);
     set_fusions(&model.policy, false);
     double best = 1;
     for (int trial = 0; trial < 20; trial++) {
