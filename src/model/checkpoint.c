@@ -27,6 +27,10 @@ static bool add_file(struct folder *files, const char *name, struct calla_error 
     return true;
 }
 
+static int compare_strings(const void *left, const void *right) {
+    return strcmp(*(char *const *)left, *(char *const *)right);
+}
+
 /* A shard is a plain name in the same folder: an index must not reach out of it. */
 static bool plain_name(const char *name) {
     return name[0] != '.' && strchr(name, '/') == NULL && strchr(name, '\\') == NULL &&
@@ -221,6 +225,8 @@ bool checkpoint_open(struct checkpoint *checkpoint, const char *folder, struct c
         index = json_parse_file(path, INDEX_LIMIT, error);
         ok = index != NULL && files_of_index(&files, index, path, error);
     }
+    if (files.count > 1)
+        qsort(files.names, files.count, sizeof *files.names, compare_strings);
     ok = ok && open_files(checkpoint, folder, &files, error) && sort_tensors(checkpoint, error) &&
          (index == NULL || check_index(checkpoint, index, folder, error));
     json_decref(index);

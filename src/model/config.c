@@ -62,6 +62,17 @@ static bool check_model_type(const struct json_source *top, const struct json_so
             "%s: model_type is \"%.64s\"; this program runs \"qwen3_5_moe\" only (Qwen3.6-35B-A3B "
             "and other shapes of that family).",
             top->name, type);
+    /* A classifier or a draft head of the family has the model type, too. */
+    json_t *architecture = json_array_get(json_source_get(top, "architectures"), 0);
+    const char *name = json_string_value(architecture);
+    if (architecture != NULL && (name == NULL || (strcmp(name, "Qwen3_5MoeForConditionalGeneration") != 0 &&
+                                                  strcmp(name, "Qwen3_5MoeForCausalLM") != 0))) {
+        char found[64];
+        return error_set(top->error, CALLA_UNSUPPORTED,
+                         "%s: architectures is [%s]; \"Qwen3_5MoeForConditionalGeneration\" or "
+                         "\"Qwen3_5MoeForCausalLM\" is expected.",
+                         top->name, json_describe(architecture, found, sizeof found));
+    }
     const char *text_type = NULL;
     if (!json_source_string(text, "model_type", &text_type))
         return false;

@@ -197,6 +197,11 @@ bool safetensors_read(struct safetensors *header, const struct file *file, struc
                          file->path, file->size);
     if (!file_read_at(file, 0, prefix, sizeof prefix, error))
         return false;
+    if (memcmp(prefix, "version ", sizeof prefix) == 0)
+        return error_set(
+            error, CALLA_BAD_INPUT,
+            "%s is a Git LFS pointer instead of the file itself; fetch it with \"git lfs pull\".",
+            file->path);
     memcpy(&length, prefix, sizeof length);
     if (length > SAFETENSORS_MAX_HEADER)
         return error_set(error, CALLA_BAD_INPUT,
