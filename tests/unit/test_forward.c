@@ -1,8 +1,9 @@
 /* The plans that the forward pass emits: counts, shapes of every operand, reads after writes, bounds. */
 #include "model_fixture.h"
 
-#include <stdio.h>
 #include <time.h>
+
+#include "plan/op_check.h"
 
 static uint32_t count_kind(const struct plan *plan, enum op_kind kind) {
     uint32_t count = 0;
@@ -152,6 +153,9 @@ static void check_shapes(const struct model_fixture *model, const struct plan *p
     for (uint32_t i = 0; i < plan->op_count; i++) {
         const struct op *op = &plan->ops[i];
         struct shape shapes[OP_MAX_OPERANDS];
+        struct calla_error error;
+        if (!op_check(op, &error))
+            fail_msg("%s", error.message);
         assert_int_equal(op->operand_count, expected_shapes(model, plan, op, shapes));
         for (uint32_t j = 0; j < op->operand_count; j++) {
             const struct operand *operand = &op->operands[j];
@@ -228,7 +232,7 @@ static void check_memory(const struct model_fixture *model, const struct plan *p
         }
     }
     for (uint32_t i = 0; i < model->table.count; i++)
-        assert_int_equal(weight_reads[i], 1);
+        assert_int_equal(weight_reads[i], i == model->table.embed && i == model->table.head ? 2 : 1);
     for (uint32_t i = 0; i < layout.state_count; i++)
         assert_int_equal(state_uses[i], 1);
     free(weight_reads);
@@ -383,6 +387,35 @@ static void without_rows_it_only_samples(void **state) {
     fixture_close(&model);
 }
 
+/* Tied embeddings; models all of whose layers are of one kind. */
+static void other_models_of_the_family(void **state) {
+    (void)state;
+    for (unsigned bits = 0; bits < 8; bits++) {
+        struct model_fixture model;
+        fixture_open(&model, "cpu", 3);
+        weight_table_free(&model.table);
+        set_fusions(&model.policy, bits & 1);
+        model.config.tied_embeddings = (bits & 2) != 0;
+        for (uint32_t layer = 0; layer < 3; layer++)
+            model.config.attention_layer[layer] = (bits & 4) != 0;
+        model.config.shared_width = 192;
+        model.config.expert_width = 320;
+        model.config.value_heads = 48;
+        model.config.kv_heads = 16;
+        struct calla_error error;
+        assert_true(weight_table_new(&model.table, &model.config, &error));
+        for (uint32_t rows = 1; rows <= 5; rows += 4) {
+            struct plan plan;
+            fixture_plan(&model, &plan, 1024, rows, LOGITS_LAST, true);
+            check_shapes(&model, &plan);
+            check_memory(&model, &plan);
+            check_no_false_hazards(&plan, 3);
+            plan_free(&plan);
+        }
+        fixture_close(&model);
+    }
+}
+
 static void expect_refusal(const struct model_fixture *model, uint32_t context,
                            struct forward_options options, const char *part) {
     struct plan plan;
@@ -403,6 +436,8 @@ static void refuses_what_makes_no_sense(void **state) {
     expect_refusal(&model, 1024, (struct forward_options){.rows = 4, .sample = true}, "samples");
     expect_refusal(&model, 1024, (struct forward_options){.rows = 65, .logits = LOGITS_ALL},
                    "at most 64 rows");
+    model.config.experts_per_token = 1u << 29;
+    expect_refusal(&model, 1024, (struct forward_options){.rows = 3}, "too large");
     fixture_close(&model);
 }
 
@@ -459,6 +494,7 @@ int main(void) {
         cmocka_unit_test(every_combination_of_fusions),
         cmocka_unit_test(logits_of_no_row_one_row_or_all),
         cmocka_unit_test(without_rows_it_only_samples),
+        cmocka_unit_test(other_models_of_the_family),
         cmocka_unit_test(refuses_what_makes_no_sense),
         cmocka_unit_test(the_layout_of_a_session),
         cmocka_unit_test(planning_is_fast),
