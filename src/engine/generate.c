@@ -1,6 +1,8 @@
 /* Generation: prompt in, reply out, as events while it comes and as a whole at the end. */
 #include "engine/engine.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -124,7 +126,13 @@ static bool open_parser(struct generation *generation, const struct calla_prompt
     if (prompt->tools != NULL && (tools = json_parse(prompt->tools, strlen(prompt->tools),
                                                      "The prompt's list of tools", error)) == NULL)
         return false;
-    generation->parser = reply_parser_new(prompt->thinking, tools, forward_event, generation, error);
+    /* Ids of calls must differ from turn to turn: a conversation's prompts grow, so their sizes tell turns
+     * apart even where the seed is the same, and the same call twice gives the same ids. */
+    uint64_t turn = generation->options->sampling.seed + prompt->tokens.count * UINT64_C(0x9e3779b97f4a7c15);
+    char call_prefix[32];
+    snprintf(call_prefix, sizeof call_prefix, "call_%016" PRIx64 "_", turn);
+    generation->parser =
+        reply_parser_new(prompt->thinking, tools, call_prefix, forward_event, generation, error);
     json_decref(tools);
     detokenizer_start(&generation->detokenizer, generation->session->model->tokenizer);
     return generation->parser != NULL;
