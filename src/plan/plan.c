@@ -235,7 +235,7 @@ static bool find_phases(struct plan *plan, struct calla_error *error) {
     while (slot_count < operand_count * 2)
         slot_count *= 2;
     struct hazards hazards = {.slot_mask = slot_count - 1};
-    hazards.accesses = malloc((operand_count + 1) * sizeof *hazards.accesses);
+    hazards.accesses = calloc((size_t)operand_count + 1, sizeof *hazards.accesses);
     hazards.slots = calloc(slot_count, sizeof *hazards.slots);
     bool ok = hazards.accesses != NULL && hazards.slots != NULL;
     for (uint32_t i = 0; ok && i < plan->op_count; i++) {

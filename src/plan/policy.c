@@ -30,8 +30,8 @@ static const struct named_value kv_names[] = {{"bf16", DTYPE_BF16}, {"f32", DTYP
 
 struct choice {
     const char *name;
+    size_t offset; /* of the field */
     enum choice_kind kind;
-    size_t offset;                   /* of the field */
     uint32_t backends;               /* on which it means something */
     const struct named_value *names; /* CHOICE_NAME; the field is a uint32_t or an enum of its size */
     uint32_t least, most;            /* CHOICE_NUMBER */
