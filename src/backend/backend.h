@@ -23,8 +23,8 @@ struct backend_class {
     void (*close)(struct backend *backend);
     int (*threads)(const struct backend *backend);
     /* Makes the weights resident or mapped; `weights` outlives the backend. */
-    bool (*load)(struct backend *backend, const struct weights *weights,
-                 const struct calla_progress *progress, struct calla_error *error);
+    bool (*load)(struct backend *backend, struct weights *weights, const struct calla_progress *progress,
+                 struct calla_error *error);
     /* Buffers of the layout: state, KV and counts zero, the rest undefined. */
     struct device_session *(*session_open)(struct backend *backend, const struct session_layout *layout,
                                            struct calla_error *error);

@@ -21,20 +21,10 @@ struct backend *host_open(const struct backend_class *class, int threads, struct
     return &backend->base;
 }
 
-static void unmap_all(struct host_backend *backend) {
-    for (uint32_t i = 0; backend->maps != NULL && i < backend->weights->file_count; i++)
-        if (backend->maps[i] != NULL)
-            file_unmap(backend->maps[i], backend->weights->files[i].size);
-    free(backend->maps);
-    backend->maps = NULL;
-    backend->weights = NULL;
-}
-
 void host_close(struct backend *base) {
     if (base == NULL)
         return;
     struct host_backend *backend = (struct host_backend *)base;
-    unmap_all(backend);
     threads_close(backend->threads);
     free(backend);
 }
@@ -43,20 +33,12 @@ int host_threads(const struct backend *base) {
     return threads_count(((const struct host_backend *)base)->threads);
 }
 
-bool host_load(struct backend *base, const struct weights *weights, const struct calla_progress *progress,
+bool host_load(struct backend *base, struct weights *weights, const struct calla_progress *progress,
                struct calla_error *error) {
-    (void)progress; /* mapping a file reads nothing yet */
     struct host_backend *backend = (struct host_backend *)base;
-    unmap_all(backend);
+    if (!weights_map(weights, progress, error))
+        return false;
     backend->weights = weights;
-    backend->maps = calloc(weights->file_count + (size_t)1, sizeof *backend->maps);
-    if (backend->maps == NULL)
-        return error_memory(error, "file maps", weights->file_count * sizeof *backend->maps);
-    for (uint32_t i = 0; i < weights->file_count; i++)
-        if ((backend->maps[i] = file_map(&weights->files[i], error)) == NULL) {
-            unmap_all(backend);
-            return false;
-        }
     return true;
 }
 
@@ -181,13 +163,10 @@ static bool bind_weight(struct view *view, const struct operand *operand,
         operand->rows > (uint64_t)weight->matrices * weight->rows ||
         (affine && weight->columns % DTYPE_AFFINE_GROUP != 0) || weight->part_count != (affine ? 3 : 1))
         return false;
-    const unsigned char *parts[3] = {NULL, NULL, NULL};
-    for (uint32_t i = 0; i < weight->part_count; i++)
-        parts[i] = backend->maps[weight->parts[i].file] + weight->parts[i].offset;
-    view->bytes = parts[0];
+    view->bytes = weights_part(backend->weights, operand->buffer, 0);
     if (affine) {
-        view->scales = parts[1];
-        view->biases = parts[2];
+        view->scales = weights_part(backend->weights, operand->buffer, 1);
+        view->biases = weights_part(backend->weights, operand->buffer, 2);
         view->scale_dtype = weight->parts[1].dtype;
         view->bias_dtype = weight->parts[2].dtype;
     }

@@ -57,14 +57,13 @@ struct host_backend {
     struct backend base;
     struct threads *threads;
     const struct weights *weights;
-    const uint8_t **maps; /* of the weights' files */
 };
 
 /* The functions of their classes. */
 struct backend *host_open(const struct backend_class *class, int threads, struct calla_error *error);
 void host_close(struct backend *backend);
 int host_threads(const struct backend *backend);
-bool host_load(struct backend *backend, const struct weights *weights, const struct calla_progress *progress,
+bool host_load(struct backend *backend, struct weights *weights, const struct calla_progress *progress,
                struct calla_error *error);
 struct device_session *host_session_open(struct backend *backend, const struct session_layout *layout,
                                          struct calla_error *error);

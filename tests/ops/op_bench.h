@@ -109,6 +109,7 @@ static inline struct operand bench_weight(struct bench *bench, enum dtype dtype,
     *weight = (struct weight){.dtype = dtype, .matrices = 1, .rows = rows, .columns = columns};
     weight->part_count = affine ? 3 : 1;
     weight->parts[0].offset = bench_part(bench);
+    weight->parts[0].bytes = (uint64_t)rows * columns * dtype_bits(dtype) / 8;
     if (!affine) {
         for (size_t i = 0; i < (size_t)rows * columns; i++)
             bench_store(bench->file, dtype, bench_normal(bench) * scale + shift, &values[i]);
@@ -130,6 +131,7 @@ static inline struct operand bench_weight(struct bench *bench, enum dtype dtype,
         for (int part = 0; part < 2; part++) {
             weight->parts[1 + part].offset = bench_part(bench);
             weight->parts[1 + part].dtype = dtypes[(index + (uint32_t)part) % 4];
+            weight->parts[1 + part].bytes = groups * dtype_bits(weight->parts[1 + part].dtype) / 8;
             for (size_t g = 0; g < groups; g++) {
                 float step = 4 * scale / (float)largest * (bench_bits(bench) % 3 == 0 ? -1.0f : 1.0f);
                 float value = part == 0 ? step * (1 + 0.1f * bench_normal(bench))
@@ -226,13 +228,25 @@ static inline struct op *bench_op(struct bench *bench, enum op_kind kind, const 
     return plan_add(&bench->plan, kind, 0, operands, count);
 }
 
+/* The weights as a checkpoint of one file. */
+static inline struct weights bench_weights_open(struct bench *bench, struct file *file) {
+    fflush(bench->file);
+    assert_true(file_open(file, bench->path, NULL));
+    return (struct weights){
+        .table = {.weights = bench->weights, .count = bench->weight_count}, .files = file, .file_count = 1};
+}
+
+static inline void bench_weights_close(struct weights *weights) {
+    if (weights->maps != NULL)
+        file_unmap(weights->maps[0], weights->files[0].size);
+    free((void *)weights->maps);
+    file_close(weights->files);
+}
+
 /* Runs the plan `times` times; false with bench->error set if anything fails. */
 static inline bool bench_try(struct bench *bench, const struct backend_class *class, int threads, int times) {
-    fflush(bench->file);
     struct file file;
-    assert_true(file_open(&file, bench->path, NULL));
-    struct weights weights = {
-        .table = {.weights = bench->weights, .count = bench->weight_count}, .files = &file, .file_count = 1};
+    struct weights weights = bench_weights_open(bench, &file);
     struct session_layout layout = {.state = bench->shapes, .state_count = bench->buffer_count};
     for (int i = 0; i < STEP_BUFFER_COUNT; i++)
         layout.step[i] = (struct buffer_shape){DTYPE_U8, 1, sizeof(struct step_record), "step"};
@@ -260,7 +274,7 @@ static inline bool bench_try(struct bench *bench, const struct backend_class *cl
     class->program_free(program);
     class->session_close(session);
     class->close(backend);
-    file_close(&file);
+    bench_weights_close(&weights);
     return done;
 }
 

@@ -18,7 +18,7 @@ void *__wrap_calloc(size_t count, size_t size) {
 
 /* Opens a backend, loads weights, opens a session, compiles a plan, and closes it all; false with an error
  * if something failed. */
-static bool live_once(const struct bench *bench, const struct weights *weights, struct calla_error *error) {
+static bool live_once(const struct bench *bench, struct weights *weights, struct calla_error *error) {
     struct backend_options options = {.threads = 2};
     struct buffer_shape kv = {DTYPE_BF16, 16, 64, "K"};
     struct session_layout layout = {.state_count = bench->buffer_count, .kv = &kv, .kv_count = 1};
@@ -50,11 +50,8 @@ static void failed_allocations_are_errors(void **state) {
     struct operand w = bench_weight(&bench, DTYPE_AFFINE4, 5, 64, 1, 0);
     bench_op(&bench, OP_HEAD, (struct operand[]){x, w, y}, 3);
     plan_scratch(&bench.plan, "unused", DTYPE_F32, 3, 3);
-    fflush(bench.file);
     struct file file;
-    assert_true(file_open(&file, bench.path, NULL));
-    struct weights weights = {
-        .table = {.weights = bench.weights, .count = bench.weight_count}, .files = &file, .file_count = 1};
+    struct weights weights = bench_weights_open(&bench, &file);
     long failures = 0;
     for (bool done = false; !done; failures++) {
         struct calla_error error = {0};
@@ -67,7 +64,7 @@ static void failed_allocations_are_errors(void **state) {
         }
     }
     assert_true(failures > 15);
-    file_close(&file);
+    bench_weights_close(&weights);
     bench_close(&bench);
 }
 
