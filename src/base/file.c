@@ -34,7 +34,12 @@ bool file_open(struct file *file, const char *path, struct calla_error *error) {
     int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (descriptor < 0)
         return error_set(error, CALLA_NOT_FOUND, "%s cannot be opened: %s.", path, strerror(errno));
-    if (fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode)) {
+    if (fstat(descriptor, &status) != 0) {
+        error_set(error, CALLA_IO, "%s cannot be read: %s.", path, strerror(errno));
+        close(descriptor);
+        return false;
+    }
+    if (!S_ISREG(status.st_mode)) {
         close(descriptor);
         return error_set(error, CALLA_BAD_INPUT, "%s is not a regular file.", path);
     }

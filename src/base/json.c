@@ -1,11 +1,38 @@
 #include "base/json.h"
 
+#include <pthread.h>
+#include <stdlib.h>
+
 #include "base/file.h"
 
+/* jansson goes on after some failed allocations with a character less, or blames the syntax. So it gets an
+ * allocator that remembers: what was parsed while an allocation failed is thrown away. Like malloc it serves
+ * the whole process, which is why it is set once and only once. */
+static _Thread_local bool allocation_failed;
+
+static void *allocate(size_t size) {
+    void *block = malloc(size);
+    if (block == NULL)
+        allocation_failed = true;
+    return block;
+}
+
+static void set_allocator(void) {
+    json_set_alloc_funcs(allocate, free);
+}
+
 json_t *json_parse(const char *bytes, size_t size, const char *what, struct calla_error *error) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, set_allocator);
+    allocation_failed = false;
     json_error_t failure;
     json_t *value = json_loadb(bytes == NULL ? "" : bytes, size,
                                JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_ALLOW_NUL, &failure);
+    if (allocation_failed) {
+        json_decref(value);
+        error_set(error, CALLA_OUT_OF_MEMORY, "Out of memory: %s could not be parsed.", what);
+        return NULL;
+    }
     if (value == NULL)
         error_set(error, CALLA_BAD_INPUT, "%s is not valid JSON: line %d, column %d: %s.", what, failure.line,
                   failure.column, failure.text);
