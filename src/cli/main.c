@@ -1,8 +1,10 @@
 /* The command line: finds the command and hands over. */
 #include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "calla.h"
 #include "cli/commands.h"
@@ -15,7 +17,14 @@ struct command {
 };
 
 static const struct command commands[] = {
+    {"run", command_run, "answer one prompt"},
+    {"chat", command_chat, "hold a conversation in the terminal"},
+    {"info", command_info, "what the model is, what it needs, whether it fits here"},
+    {"eval", command_eval, "perplexity of a text; comparison of logits"},
     {"synth", command_synth, "write a checkpoint with random weights"},
+    {"tokenize", command_tokenize, "text to token ids"},
+    {"detokenize", command_detokenize, "token ids to text"},
+    {"template", command_template, "a chat request to the prompt, as the model sees it"},
     {NULL, NULL, NULL},
 };
 
@@ -46,11 +55,17 @@ static void print_usage(FILE *file) {
           file);
 }
 
-/* Output that could not be written is a failure, though not worth a message when the reader has gone away. */
+/* Whether whoever read standard output has gone away, as `head` does when it has enough. */
+static bool reader_gone(void) {
+    struct pollfd output = {.fd = STDOUT_FILENO};
+    return poll(&output, 1, 0) > 0 && (output.revents & (POLLERR | POLLHUP)) != 0;
+}
+
+/* Output that could not be written is a failure, though not worth a message when nobody wants it. */
 static int finish_output(int exit_code) {
     if (fflush(stdout) == 0 && !ferror(stdout))
         return exit_code;
-    if (errno != EPIPE)
+    if (!reader_gone())
         fprintf(stderr, "calla: Standard output cannot be written: %s.\n", strerror(errno));
     return exit_code == 0 ? EXIT_WORK_FAILED : exit_code;
 }

@@ -5,6 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/commands.h"
+#include "cli/interrupt.h"
+
 #define LONGEST_NAME 32
 
 /* Edit distance of two short words (insert, delete, replace, swap of neighbours). */
@@ -278,6 +281,14 @@ bool command_begin(const struct command_usage *usage, int argc, char **argv, str
         break;
     }
     fprintf(stderr, "calla %s: %s\n", usage->name, error.message);
-    *exit_code = 2;
+    *exit_code = EXIT_WRONG_USAGE;
     return false;
+}
+
+int command_end(const struct command_usage *usage, bool ok, int failure, const struct calla_error *error) {
+    if (!ok)
+        fprintf(stderr, "calla %s: %s\n", usage->name, error->message);
+    if (interrupted() && (ok || error->status == CALLA_CANCELLED))
+        return EXIT_INTERRUPTED;
+    return ok ? 0 : failure;
 }

@@ -63,10 +63,14 @@ enum options_outcome options_parse(const struct command_usage *usage, int argc, 
 
 void options_print_help(FILE *file, const struct command_usage *usage);
 
-/* What every command starts with: parses, prints help or the error, and says whether to go on. When not, the
- * command returns *exit_code. */
+/* What every command starts with: parses, prints help or the error, and says whether to go on. When not,
+ * the command returns *exit_code. */
 bool command_begin(const struct command_usage *usage, int argc, char **argv, struct option_values *arguments,
                    int *exit_code);
+
+/* What every command ends with: the exit code of its work, and on standard error what went wrong. `failure`
+ * is the exit code of a failure, 1 or 2; a command that Ctrl-C stopped ends with 130. */
+int command_end(const struct command_usage *usage, bool ok, int failure, const struct calla_error *error);
 
 /* The name most like `word` if it is near enough to be a slip of the keyboard, or NULL. `name` gives the
  * names by index, NULL past the last. */

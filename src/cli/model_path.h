@@ -1,0 +1,11 @@
+/* Which model a command uses when none is named. */
+#ifndef CALLA_CLI_MODEL_PATH_H
+#define CALLA_CLI_MODEL_PATH_H
+
+#include "base/error.h"
+
+/* The folder of the model, on the heap: `named` (from -m) if not NULL, else the environment's CALLA_MODEL,
+ * else the bundled calla-tiny, which *bundled then says. */
+char *model_path(const char *named, bool *bundled, struct calla_error *error);
+
+#endif
