@@ -20,6 +20,7 @@ static const struct command commands[] = {
     {"run", command_run, "answer one prompt"},
     {"chat", command_chat, "hold a conversation in the terminal"},
     {"info", command_info, "what the model is, what it needs, whether it fits here"},
+    {"plan", command_plan, "ops, bytes and least time of a step or a chunk"},
     {"eval", command_eval, "perplexity of a text; comparison of logits"},
     {"synth", command_synth, "write a checkpoint with random weights"},
     {"tokenize", command_tokenize, "text to token ids"},
