@@ -85,6 +85,16 @@ static bool print_plan(const struct plan_flags *flags, const struct plan_report 
     return ok;
 }
 
+/* The modules' names by index, borrowed from the table; the array is the caller's. */
+static const char **weight_names(const struct weight_table *table, struct calla_error *error) {
+    const char **names = calloc(table->count, sizeof *names);
+    if (names == NULL)
+        error_memory(error, "the weights' names", table->count * sizeof *names);
+    for (uint32_t i = 0; names != NULL && i < table->count; i++)
+        names[i] = table->weights[i].module;
+    return names;
+}
+
 static bool plan_model(const struct plan_flags *flags, const char *path, const struct policy *policy,
                        struct calla_error *error) {
     struct config config = {0};
@@ -92,19 +102,13 @@ static bool plan_model(const struct plan_flags *flags, const char *path, const s
     struct session_layout layout = {0};
     struct plan plan = {0};
     const char **names = NULL;
-    uint32_t rows = 0;
+    uint32_t position = (uint32_t)flags->context;
+    struct forward_options options = {.logits = LOGITS_LAST, .sample = true};
     bool ok = read_config(&config, path, error) && weight_table_new(&table, &config, error) &&
-              choose_rows(&rows, flags, &config, policy, error);
-    if (ok) {
-        uint32_t context = (uint32_t)flags->context + rows;
-        struct forward_options options = {.rows = rows, .logits = LOGITS_LAST, .sample = true};
-        names = calloc(table.count, sizeof *names);
-        ok = (names != NULL || error_memory(error, "the weights' names", table.count * sizeof *names)) &&
-             forward_layout(&layout, &config, policy, context, error) &&
-             forward_plan(&plan, &config, &table, policy, context, &options, error);
-    }
-    for (uint32_t i = 0; ok && i < table.count; i++)
-        names[i] = table.weights[i].module;
+              (names = weight_names(&table, error)) != NULL &&
+              choose_rows(&options.rows, flags, &config, policy, error) &&
+              forward_layout(&layout, &config, policy, position + options.rows, error) &&
+              forward_plan(&plan, &config, &table, policy, position + options.rows, &options, error);
     struct plan_report report = {.plan = &plan,
                                  .layout = &layout,
                                  .weight_names = names,
@@ -113,7 +117,7 @@ static bool plan_model(const struct plan_flags *flags, const char *path, const s
                                  .backend = flags->backend,
                                  .policy = policy,
                                  .layers = config.layers,
-                                 .position = (uint32_t)flags->context,
+                                 .position = position,
                                  .bandwidth = flags->bandwidth * 1e9,
                                  .rate = flags->rate * 1e12};
     ok = ok && print_plan(flags, &report, error);
