@@ -116,14 +116,15 @@ static bool files_of_folder(struct folder *files, const char *path, struct calla
             "%s holds its weights in %s, which this program does not read; use MLX's 4-bit safetensors "
             "of the same model.",
             path, other);
-    else if (ok && files->count == 0)
-        ok = error_set(error, CALLA_NOT_FOUND, "%s has a config.json but no weights (*.safetensors).", path);
     folder_free(&folder);
     return ok && check_numbering(files, path, error);
 }
 
 static bool open_files(struct checkpoint *checkpoint, const char *folder, const struct folder *files,
                        struct calla_error *error) {
+    if (files->count == 0)
+        return error_set(error, CALLA_NOT_FOUND, "%s has a config.json but no weights (*.safetensors).",
+                         folder);
     checkpoint->files = calloc(files->count, sizeof *checkpoint->files);
     checkpoint->headers = calloc(files->count, sizeof *checkpoint->headers);
     if (checkpoint->files == NULL || checkpoint->headers == NULL)

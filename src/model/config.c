@@ -13,8 +13,8 @@
 
 #define CONFIG_FILE_LIMIT ((size_t)16 << 20)
 
-/* The limits are far above any real model and low enough that every product below and in the weight table
- * fits: a matrix has at most 2^31 rows and 2^24 columns. */
+/* The limits, with those of check_shapes, are far above any real model and low enough that every product in
+ * the weight table and the plans fits: rows and columns 32 bits, all weights together 2^59 bytes. */
 static const struct {
     const char *key;
     size_t offset;
@@ -243,6 +243,9 @@ static bool check_shapes(const struct config *config, const struct json_source *
         !check_at_most(text, "the width of the convolution", 2 * keys + values, 1u << 22) ||
         !check_at_most(text, "num_experts times moe_intermediate_size",
                        (uint64_t)config->experts * config->expert_width, 1u << 30) ||
+        !check_at_most(text, "num_experts times moe_intermediate_size times hidden_size",
+                       (uint64_t)config->experts * config->expert_width * config->hidden_size,
+                       (uint64_t)1 << 44) ||
         !check_at_most(text, "num_experts times hidden_size", (uint64_t)config->experts * config->hidden_size,
                        1u << 30))
         return false;

@@ -42,7 +42,8 @@ struct config {
 bool config_read(struct config *config, const char *folder, struct calla_error *error);
 
 /* The two files' text; `name` names the source in errors. config_parse fills a fresh config, with the
- * sampling defaults of a missing generation_config.json; config_parse_generation adds that file to it. */
+ * sampling defaults of a missing generation_config.json; config_parse_generation adds that file to it. Either
+ * frees the config when it fails. */
 bool config_parse(struct config *config, const char *json, size_t size, const char *name,
                   struct calla_error *error);
 bool config_parse_generation(struct config *config, const char *json, size_t size, const char *name,

@@ -135,7 +135,7 @@ static bool make_items(struct synth *synth) {
         const struct weight *weight = &synth->table.weights[i];
         for (uint32_t j = 0; j < weight->part_count; j++) {
             struct item *item = &synth->items[synth->item_count];
-            double middle = (double)(before + weight->parts[j].bytes / 2) / (double)synth->bytes;
+            double middle = ((double)before + 0.5 * (double)weight->parts[j].bytes) / (double)synth->bytes;
             uint32_t left = tensors - synth->item_count; /* this one included */
             if (synth->item_count > 0 &&
                 (middle * synth->shards >= shard + 1 || synth->shards - shard > left))

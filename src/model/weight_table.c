@@ -179,7 +179,7 @@ bool weight_table_new(struct weight_table *table, const struct config *config, s
 }
 
 void weight_table_free(struct weight_table *table) {
-    for (uint32_t i = 0; i < table->count; i++) {
+    for (uint32_t i = 0; table->weights != NULL && i < table->count; i++) {
         free(table->weights[i].module);
         for (uint32_t j = 0; j < table->weights[i].part_count; j++)
             free(table->weights[i].parts[j].name);

@@ -108,14 +108,16 @@ static bool populate_all(const struct weights *weights, const struct calla_progr
         blocks += block_count(&weights->files[i]);
     }
     bool *needed = calloc((size_t)blocks, sizeof *needed);
-    bool ok = needed != NULL || error_memory(error, "reading weights", (size_t)blocks);
-    if (ok) {
-        mark_blocks(weights, first, needed);
-        uint64_t done = 0, total = needed_bytes(weights, first, needed);
-        for (uint32_t i = 0; i < weights->file_count && ok; i++)
-            if (weights->maps[i] != NULL)
-                ok = populate_file(weights, i, needed + first[i], &done, total, progress, error);
+    if (needed == NULL) {
+        free(first);
+        return error_memory(error, "reading weights", (size_t)blocks);
     }
+    mark_blocks(weights, first, needed);
+    uint64_t done = 0, total = needed_bytes(weights, first, needed);
+    bool ok = true;
+    for (uint32_t i = 0; i < weights->file_count && ok; i++)
+        if (weights->maps[i] != NULL)
+            ok = populate_file(weights, i, needed + first[i], &done, total, progress, error);
     free(needed);
     free(first);
     return ok;
