@@ -7,6 +7,8 @@
 #include <string.h>
 
 bool json_escape_python(struct buffer *out, const char *text, size_t size) {
+    if (size == 0) /* then `text` may be NULL */
+        return !out->failed;
     size_t begin = 0;
     for (size_t i = 0; i < size; i++) {
         unsigned char c = (unsigned char)text[i];

@@ -170,12 +170,12 @@ static bool write_items(struct reader *reader, char open, unsigned depth) {
 /* Takes the white space around the value as well. */
 static char write_value(struct reader *reader, unsigned depth) {
     skip_space(reader);
-    if (reader->at == reader->end || depth > DEPTH_LIMIT)
+    if (reader->at == reader->end)
         return 0;
     char kind = *reader->at;
     if (kind == '{' || kind == '[') {
         reader->at++;
-        if (!write_items(reader, kind, depth))
+        if (depth == DEPTH_LIMIT || !write_items(reader, kind, depth))
             return 0;
     } else if (kind == '"' || kind == '\'') {
         kind = '"';

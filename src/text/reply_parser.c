@@ -71,7 +71,7 @@ static void send_event(struct reply_parser *parser, enum calla_event_kind kind, 
 static void send_arguments(struct reply_parser *parser) {
     struct buffer *arguments = &parser->call.arguments;
     parser->failed = parser->failed || arguments->failed;
-    if (parser->on_trial || parser->failed)
+    if (parser->on_trial || parser->failed || arguments->size == parser->sent)
         return;
     send_event(parser, CALLA_EVENT_ARGUMENTS, arguments->data + parser->sent, arguments->size - parser->sent);
     parser->sent = arguments->size;
