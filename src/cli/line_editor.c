@@ -86,24 +86,26 @@ static unsigned char paste_key(EditLine *line, int key) {
 /* $XDG_STATE_HOME/calla/history with its folders made, or NULL. */
 static char *find_history(void) {
     const char *state = getenv("XDG_STATE_HOME"), *home = getenv("HOME");
-    struct buffer path = {0};
+    struct buffer name = {0};
     if (state != NULL && state[0] == '/')
-        buffer_append_string(&path, state);
+        buffer_printf(&name, "%s/calla/history", state);
     else if (home != NULL && home[0] == '/')
-        buffer_printf(&path, "%s/.local/state", home);
+        buffer_printf(&name, "%s/.local/state/calla/history", home);
     else
         return NULL;
-    buffer_append_string(&path, "/calla/history");
-    for (char *slash = path.data; slash != NULL && (slash = strchr(slash + 1, '/')) != NULL;) {
+    char *path = buffer_take(&name, NULL);
+    if (path == NULL)
+        return NULL;
+    for (char *slash = strchr(path + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
         *slash = 0;
-        mkdir(path.data, 0700);
+        mkdir(path, 0700);
         *slash = '/';
     }
     /* Made here so that it is nobody else's to read from the start. */
-    int descriptor = path.failed ? -1 : open(path.data, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    int descriptor = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     if (descriptor >= 0)
         close(descriptor);
-    return buffer_take(&path, NULL);
+    return path;
 }
 
 /* Editing needs a locale that knows UTF-8; numbers stay as in C. */

@@ -165,7 +165,7 @@ static bool parse_long(const struct command_usage *usage, int argc, char **argv,
     if (option == NULL) {
         char word[LONGEST_NAME + 1] = "";
         if (size <= LONGEST_NAME)
-            memcpy(word, name, size);
+            snprintf(word, sizeof word, "%.*s", (int)size, name);
         const char *nearest = nearest_name(word, option_name_at, usage);
         if (nearest != NULL)
             return error_set(error, CALLA_BAD_INPUT, "Unknown option --%.*s; did you mean --%s?",
