@@ -61,11 +61,11 @@ struct host_backend {
 
 /* The functions of their classes. */
 struct backend *host_open(const struct backend_class *class, int threads, struct calla_error *error);
-void host_close(struct backend *backend);
-int host_threads(const struct backend *backend);
-bool host_load(struct backend *backend, struct weights *weights, const struct calla_progress *progress,
+void host_close(struct backend *base);
+int host_threads(const struct backend *base);
+bool host_load(struct backend *base, struct weights *weights, const struct calla_progress *progress,
                struct calla_error *error);
-struct device_session *host_session_open(struct backend *backend, const struct session_layout *layout,
+struct device_session *host_session_open(struct backend *base, const struct session_layout *layout,
                                          struct calla_error *error);
 void host_session_close(struct device_session *session);
 bool host_write(struct device_session *session, enum space space, uint32_t buffer, uint64_t offset,
