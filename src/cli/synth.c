@@ -3,12 +3,30 @@
 
 #include "base/system.h"
 #include "cli/commands.h"
+#include "cli/interrupt.h"
 #include "cli/options.h"
+#include "cli/terminal.h"
 #include "model/synth.h"
+
+static bool write_checkpoint(struct synth_options *synth, bool quiet, struct calla_error *error) {
+    struct synth_result result;
+    struct progress_line line;
+    double start = system_seconds();
+    interrupt_arm();
+    synth->progress = progress_line_start(&line, quiet);
+    bool ok = synth_write(synth, &result, error);
+    progress_line_end(&line);
+    if (ok)
+        printf("%s: %u tensors, %llu bytes in %u file%s, %.1f seconds\n", synth->out, result.tensors,
+               (unsigned long long)result.bytes, result.files, result.files == 1 ? "" : "s",
+               system_seconds() - start);
+    return ok;
+}
 
 int command_synth(int argc, char **argv) {
     struct synth_options synth = {0};
     uint64_t shards = 0;
+    bool quiet = false;
     const struct option options[] = {
         {.name = "config", .value = "FILE", .help = "config.json of the wanted shape", .text = &synth.config},
         {.name = "output",
@@ -27,6 +45,7 @@ int command_synth(int argc, char **argv) {
          .count = &shards,
          .least = 1,
          .most = 4096},
+        {.name = "quiet", .help = "nothing on standard error but errors", .flag = &quiet},
     };
     const struct option_group group = {"Options", options, sizeof options / sizeof *options};
     const struct command_usage usage = {
@@ -44,21 +63,13 @@ int command_synth(int argc, char **argv) {
     int exit_code;
     if (!command_begin(&usage, argc, argv, &arguments, &exit_code))
         return exit_code;
+    struct calla_error error = {0};
     if (synth.config == NULL || synth.out == NULL) {
-        fprintf(stderr, "calla synth: %s is missing; see \"calla synth --help\".\n",
-                synth.config == NULL ? "--config FILE" : "-o DIR");
-        return EXIT_WRONG_USAGE;
+        error_set(&error, CALLA_BAD_INPUT, "%s is missing; see \"calla synth --help\".",
+                  synth.config == NULL ? "--config FILE" : "-o DIR");
+        return command_end(&usage, false, EXIT_WRONG_USAGE, &error);
     }
     synth.shards = (uint32_t)shards;
-    struct synth_result result;
-    struct calla_error error = {0};
-    double start = system_seconds();
-    if (!synth_write(&synth, &result, &error)) {
-        fprintf(stderr, "calla: %s\n", error.message);
-        return EXIT_WORK_FAILED;
-    }
-    printf("%s: %u tensors, %llu bytes in %u file%s, %.1f seconds\n", synth.out, result.tensors,
-           (unsigned long long)result.bytes, result.files, result.files == 1 ? "" : "s",
-           system_seconds() - start);
-    return 0;
+    bool ok = write_checkpoint(&synth, quiet, &error);
+    return command_end(&usage, ok, EXIT_WORK_FAILED, &error);
 }

@@ -2,8 +2,6 @@
  * model's keys lie under "text_config" or, in text-only conversions, at the top level. */
 #include "model/config.h"
 
-#include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

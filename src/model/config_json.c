@@ -1,6 +1,5 @@
 #include "model/config_json.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 

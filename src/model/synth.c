@@ -280,8 +280,9 @@ static bool prepare_folder(struct synth *synth) {
                          strerror(errno));
     uint64_t free_bytes = (uint64_t)space.f_bavail * space.f_frsize;
     if (free_bytes < needed)
-        return error_set(synth->error, CALLA_IO, "%s has room for %.1f GB; the weights take %.1f GB.", out,
-                         (double)free_bytes / 1e9, (double)needed / 1e9);
+        return error_set(synth->error, CALLA_IO,
+                         "%s has room for %" PRIu64 " MB; the weights take %" PRIu64 " MB.", out,
+                         free_bytes / 1000000, (needed + 999999) / 1000000);
     return true;
 }
 

@@ -2,9 +2,7 @@
  * together. */
 #include "model/weights.h"
 
-#include <errno.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
