@@ -54,7 +54,7 @@ static struct text with_unit(double value, const char *unit) {
     size_t power = 0;
     for (; value >= 999.95 && power + 1 < sizeof prefixes / sizeof *prefixes; power++)
         value /= 1000;
-    int decimals = power == 0 || value >= 99.995 ? (power == 0 ? 0 : 1) : value >= 9.9995 ? 2 : 3;
+    int decimals = power == 0 ? 0 : value >= 99.995 ? 1 : value >= 9.9995 ? 2 : 3;
     if (value <= 0)
         snprintf(text.characters, sizeof text.characters, "-");
     else
