@@ -277,7 +277,7 @@ static bool write_typed(struct buffer *out, const char *text, size_t size, unsig
 }
 
 bool argument_write(struct buffer *out, const char *text, size_t size, unsigned types) {
-    if (types != ARGUMENT_STRING && write_typed(out, text, size, types))
+    if (size > 0 && types != ARGUMENT_STRING && write_typed(out, text, size, types))
         return true;
     buffer_append_byte(out, '"');
     json_escape_python(out, text, size);
