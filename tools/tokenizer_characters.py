@@ -75,4 +75,5 @@ def main():
     print(f"const size_t tokenizer_character_run_count = {len(runs)};")
 
 
-main()
+if __name__ == "__main__":
+    main()
