@@ -80,6 +80,8 @@ bool tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_
                 controls[i].begin, controls[i].end, size);
         previous_end = controls[i].end;
     }
+    if (size == 0)
+        return true; /* text may be NULL */
     struct encoder encoder;
     struct buffer normal = {0};
     bool ok = encoder_start(&encoder, tokenizer, size);
