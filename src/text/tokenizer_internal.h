@@ -59,11 +59,16 @@ struct tokenizer {
 
 /* --- tokenizer_vocabulary.c --- */
 
+struct vocabulary_slot {
+    uint32_t hash;
+    int32_t id; /* -1: empty */
+};
+
 /* Filling a tokenizer; `name` says in errors where the data is from. */
 struct vocabulary {
     struct tokenizer *tokenizer;
     const char *name;
-    uint32_t *slots; /* open addressing: 1 + id of a token made of bytes, 0 empty */
+    struct vocabulary_slot *slots; /* open addressing: the base tokens by their bytes */
     uint32_t slot_mask;
     struct buffer scratch;
 };

@@ -19,16 +19,28 @@ static int alphabet_byte(uint32_t code) {
     return index <= 0x42 ? (int)(index - 0x21 + 0x7f) : 0xad;
 }
 
-/* Appends the bytes of a token written in the alphabet; false if it leaves the alphabet. */
+/* Appends the bytes of a token written in the alphabet; false if it leaves the alphabet or memory is short.
+ */
 static bool alphabet_decode(const char *text, size_t size, struct buffer *bytes) {
-    for (size_t i = 0; i < size;) {
-        struct utf8_character character = utf8_read(text + i, size - i);
-        int byte = alphabet_byte(character.code);
+    if (!buffer_reserve(bytes, size))
+        return false;
+    char *out = bytes->data + bytes->size;
+    for (size_t i = 0; i < size; i++) {
+        unsigned char first = (unsigned char)text[i];
+        uint32_t code = first;
+        /* The whole alphabet takes two bytes a character at most. */
+        if (first >= 0x80) {
+            if (first < 0xc2 || first > 0xdf || i + 1 == size || ((unsigned char)text[i + 1] & 0xc0) != 0x80)
+                return false;
+            code = (first & 0x1fu) << 6 | ((unsigned char)text[++i] & 0x3fu);
+        }
+        int byte = alphabet_byte(code);
         if (byte < 0)
             return false;
-        buffer_append_byte(bytes, (char)byte);
-        i += character.size;
+        *out++ = (char)byte;
     }
+    *out = 0;
+    bytes->size = (size_t)(out - bytes->data);
     return true;
 }
 
@@ -44,9 +56,13 @@ static int shown(const char *text, size_t size) {
 
 static uint32_t hash_bytes(const char *bytes, size_t size) {
     uint64_t hash = size;
-    for (size_t i = 0; i < size; i++)
-        hash = (hash ^ (unsigned char)bytes[i]) * UINT64_C(0x100000001b3);
-    return (uint32_t)(hash * UINT64_C(0x9e3779b97f4a7c15) >> 40);
+    for (size_t i = 0; i < size; i += 8) {
+        uint64_t word = 0;
+        memcpy(&word, bytes + i, size - i < 8 ? size - i : 8);
+        hash = (hash ^ word) * UINT64_C(0x9e3779b97f4a7c15);
+        hash ^= hash >> 32;
+    }
+    return (uint32_t)hash;
 }
 
 /* Room for twice the entries, so that a probe soon meets an empty slot. */
@@ -57,17 +73,25 @@ static uint32_t table_size(size_t entries) {
     return size;
 }
 
-/* The slot of the base token with these bytes, or the empty one where it would go. */
-static uint32_t *base_slot(const struct vocabulary *vocabulary, const char *bytes, size_t size) {
+/* The slot of the base token with these bytes, or the empty one where it would go. Slots carry the hash, so
+ * that a token's bytes are only looked at when they are very likely the ones. */
+static struct vocabulary_slot *base_slot(const struct vocabulary *vocabulary, const char *bytes, size_t size,
+                                         uint32_t hash) {
     const struct tokenizer *tokenizer = vocabulary->tokenizer;
-    for (uint32_t i = hash_bytes(bytes, size);; i++) {
-        uint32_t *slot = &vocabulary->slots[i & vocabulary->slot_mask];
-        if (*slot == 0)
+    for (uint32_t i = hash;; i++) {
+        struct vocabulary_slot *slot = &vocabulary->slots[i & vocabulary->slot_mask];
+        if (slot->id < 0)
             return slot;
-        const struct token *token = &tokenizer->tokens[*slot - 1];
+        if (slot->hash != hash)
+            continue;
+        const struct token *token = &tokenizer->tokens[slot->id];
         if (token->size == size && memcmp(tokenizer->arena.data + token->begin, bytes, size) == 0)
             return slot;
     }
+}
+
+static int32_t base_id(const struct vocabulary *vocabulary, const char *bytes, size_t size) {
+    return base_slot(vocabulary, bytes, size, hash_bytes(bytes, size))->id;
 }
 
 bool vocabulary_start(struct vocabulary *vocabulary, const char *name, size_t tokens, size_t merges,
@@ -86,13 +110,15 @@ bool vocabulary_start(struct vocabulary *vocabulary, const char *name, size_t to
         tokenizer->byte_ids[i] = -1;
     uint32_t slots = table_size(tokens), merge_slots = table_size(merges);
     vocabulary->slot_mask = slots - 1;
-    vocabulary->slots = calloc(slots, sizeof *vocabulary->slots);
+    vocabulary->slots = malloc(slots * sizeof *vocabulary->slots);
     tokenizer->merge_mask = merge_slots - 1;
     tokenizer->merges = malloc(merge_slots * sizeof *tokenizer->merges);
     if (vocabulary->slots == NULL || tokenizer->merges == NULL)
         return error_memory(error, "the tokenizer's tables", merge_slots * sizeof *tokenizer->merges);
     for (uint32_t i = 0; i < merge_slots; i++)
         tokenizer->merges[i].left = -1;
+    for (uint32_t i = 0; i < slots; i++)
+        vocabulary->slots[i].id = -1;
     return true;
 }
 
@@ -142,13 +168,14 @@ bool vocabulary_add(struct vocabulary *vocabulary, const char *text, size_t size
         return place(vocabulary, text, size, id, text, size, error);
     const char *bytes = vocabulary->scratch.data;
     size_t byte_count = vocabulary->scratch.size;
-    uint32_t *slot = base_slot(vocabulary, bytes, byte_count);
-    if (*slot != 0)
+    uint32_t hash = hash_bytes(bytes, byte_count);
+    struct vocabulary_slot *slot = base_slot(vocabulary, bytes, byte_count, hash);
+    if (slot->id >= 0)
         return error_set(error, CALLA_BAD_INPUT, "%s has the token \"%.*s\" twice.", vocabulary->name,
                          shown(text, size), text);
     if (!place(vocabulary, bytes, byte_count, id, text, size, error))
         return false;
-    *slot = (uint32_t)id + 1;
+    *slot = (struct vocabulary_slot){hash, (int32_t)id};
     if (byte_count == 1)
         tokenizer->byte_ids[(unsigned char)bytes[0]] = (int32_t)id;
     return true;
@@ -164,24 +191,23 @@ bool vocabulary_merge(struct vocabulary *vocabulary, const char *left, size_t le
     known = known && alphabet_decode(right, right_size, scratch);
     if (scratch->failed)
         return error_memory(error, "a merge", left_size + right_size);
-    uint32_t ids[3] = {0};
+    int32_t left_id = -1, right_id = -1, result = -1;
     if (known) {
-        ids[0] = *base_slot(vocabulary, scratch->data, middle);
-        ids[1] = *base_slot(vocabulary, scratch->data + middle, scratch->size - middle);
-        ids[2] = *base_slot(vocabulary, scratch->data, scratch->size);
+        left_id = base_id(vocabulary, scratch->data, middle);
+        right_id = base_id(vocabulary, scratch->data + middle, scratch->size - middle);
+        result = base_id(vocabulary, scratch->data, scratch->size);
     }
-    if (ids[0] == 0 || ids[1] == 0 || ids[2] == 0)
+    if (left_id < 0 || right_id < 0 || result < 0)
         return error_set(error, CALLA_BAD_INPUT,
                          "%s: merge %u (\"%.*s\" with \"%.*s\") names or makes a token that is not in the "
                          "vocabulary.",
                          vocabulary->name, rank, shown(left, left_size), left, shown(right, right_size),
                          right);
-    int32_t left_id = (int32_t)ids[0] - 1, right_id = (int32_t)ids[1] - 1;
     uint32_t i = merge_slot(left_id, right_id) & tokenizer->merge_mask;
     while (tokenizer->merges[i].left >= 0 &&
            (tokenizer->merges[i].left != left_id || tokenizer->merges[i].right != right_id))
         i = (i + 1) & tokenizer->merge_mask;
-    tokenizer->merges[i] = (struct merge){left_id, right_id, (int32_t)ids[2] - 1, rank};
+    tokenizer->merges[i] = (struct merge){left_id, right_id, result, rank};
     return true;
 }
 
@@ -212,11 +238,11 @@ bool vocabulary_add_special(struct vocabulary *vocabulary, const char *text, siz
     }
     if (!listed && !place(vocabulary, text, size, id, text, size, error))
         return false;
-    uint32_t base = *base_slot(vocabulary, text, size);
-    if (base != 0 && base - 1 != id)
+    int32_t base = base_id(vocabulary, text, size);
+    if (base >= 0 && base != id)
         return error_set(error, CALLA_BAD_INPUT,
-                         "%s gives the added token \"%.*s\" the id %lld, but the vocabulary has it as %u.",
-                         vocabulary->name, shown(text, size), text, (long long)id, base - 1);
+                         "%s gives the added token \"%.*s\" the id %lld, but the vocabulary has it as %d.",
+                         vocabulary->name, shown(text, size), text, (long long)id, base);
     struct added_token *added =
         realloc(tokenizer->added, (tokenizer->added_count + 1) * sizeof *tokenizer->added);
     if (added == NULL)
