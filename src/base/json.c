@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/file.h"
 
@@ -21,13 +22,35 @@ static void set_allocator(void) {
     json_set_alloc_funcs(allocate, free);
 }
 
+/* Text on its way to jansson. A piece ends before each quotation mark: where a string's memory could not be
+ * had, jansson must not see its end, since it asserts that it has kept every character of it. */
+struct source {
+    const char *next;
+    size_t left;
+};
+
+static size_t feed(void *out, size_t room, void *data) {
+    struct source *source = data;
+    if (allocation_failed || source->left == 0)
+        return 0;
+    size_t size = source->left < room ? source->left : room;
+    const char *quote = memchr(source->next + 1, '"', size - 1);
+    if (quote != NULL)
+        size = (size_t)(quote - source->next);
+    memcpy(out, source->next, size);
+    source->next += size;
+    source->left -= size;
+    return size;
+}
+
 json_t *json_parse(const char *bytes, size_t size, const char *what, struct calla_error *error) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, set_allocator);
     allocation_failed = false;
     json_error_t failure;
-    json_t *value = json_loadb(bytes == NULL ? "" : bytes, size,
-                               JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_ALLOW_NUL, &failure);
+    struct source source = {bytes, size};
+    json_t *value = json_load_callback(feed, &source,
+                                       JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_ALLOW_NUL, &failure);
     if (allocation_failed) {
         json_decref(value);
         error_set(error, CALLA_OUT_OF_MEMORY, "Out of memory: %s could not be parsed.", what);
