@@ -69,33 +69,38 @@ struct routing {
     const struct view *ids, *starts, *order;
 };
 
-/* The expert and the pairs that output row `unit` of an expert product is for, `out` rows an expert. With
- * starts: unit = expert * out + row, every pair of that expert. Without: unit = pair * out + row. */
-struct expert_row {
-    size_t matrix_row;    /* in W[E*out, in] */
-    size_t column;        /* in y[T*K, out] */
+/* A block of neighbouring output rows of one expert's matrix, and the pairs that they are for; `out` rows an
+ * expert. With starts: unit = expert * out + row, and every pair of that expert. Without: unit = pair * out +
+ * row, and that pair alone. */
+struct expert_block {
+    size_t matrix_row;    /* the first, in W[E*out, in] */
+    size_t column;        /* the first, in y[T*K, out] */
+    size_t rows;          /* BLOCK_ROWS at most */
     size_t count;         /* of pairs */
     const int32_t *pairs; /* NULL: the one pair `single` */
     size_t single;
 };
 
-static struct expert_row expert_row(const struct routing *routing, size_t unit, size_t out) {
-    struct expert_row row = {.column = unit % out};
+/* The block that begins at unit `begin` and ends at `end` at the latest. */
+static struct expert_block expert_block(const struct routing *routing, size_t begin, size_t end, size_t out) {
+    struct expert_block block = {.column = begin % out};
+    size_t left = out - block.column;
+    block.rows = block_rows(end - begin < left ? end - begin : left);
     if (routing->starts == NULL) {
-        row.single = unit / out;
-        row.count = 1;
-        row.matrix_row = (size_t)int_row(routing->ids, 0)[row.single] * out + row.column;
-        return row;
+        block.single = begin / out;
+        block.count = 1;
+        block.matrix_row = (size_t)int_row(routing->ids, 0)[block.single] * out + block.column;
+        return block;
     }
-    const int32_t *starts = int_row(routing->starts, 0) + unit / out;
-    row.pairs = int_row(routing->order, 0) + starts[0];
-    row.count = (size_t)(starts[1] - starts[0]);
-    row.matrix_row = unit;
-    return row;
+    const int32_t *starts = int_row(routing->starts, 0) + begin / out;
+    block.pairs = int_row(routing->order, 0) + starts[0];
+    block.count = (size_t)(starts[1] - starts[0]);
+    block.matrix_row = begin;
+    return block;
 }
 
-static size_t pair_at(const struct expert_row *row, size_t index) {
-    return row->pairs == NULL ? row->single : (size_t)row->pairs[index];
+static size_t pair_at(const struct expert_block *block, size_t index) {
+    return block->pairs == NULL ? block->single : (size_t)block->pairs[index];
 }
 
 /* x[T or T*K,in], ids[T,K], (starts, order), W[E*out,in] -> y[T*K,out]: y[p] = W_e x[p/K], or W_e x[p] when x
@@ -107,13 +112,14 @@ void reference_expert_linear(const struct bound_op *op, size_t begin, size_t end
     bool sorted = op->op.operand_count == 6;
     struct routing routing = {ids, sorted ? &op->views[2] : NULL, sorted ? &op->views[3] : NULL};
     float *weights = workspace;
-    for (size_t unit = begin; unit < end; unit++) {
-        struct expert_row row = expert_row(&routing, unit, y->columns);
-        if (row.count > 0)
-            matrix_row(matrix, row.matrix_row, weights);
-        for (size_t i = 0; i < row.count; i++) {
-            size_t pair = pair_at(&row, i), input = x->rows == ids->rows ? pair / ids->columns : pair;
-            float_row(y, pair)[row.column] = dot(weights, float_row(x, input), x->columns);
+    for (size_t unit = begin, rows; unit < end; unit += rows) {
+        struct expert_block block = expert_block(&routing, unit, end, y->columns);
+        rows = block.rows;
+        if (block.count > 0)
+            matrix_block(matrix, block.matrix_row, rows, weights);
+        for (size_t i = 0; i < block.count; i++) {
+            size_t pair = pair_at(&block, i), input = x->rows == ids->rows ? pair / ids->columns : pair;
+            dot_block(weights, rows, float_row(x, input), x->columns, float_row(y, pair) + block.column);
         }
     }
 }
@@ -144,6 +150,16 @@ void reference_expert_combine(const struct bound_op *op, size_t begin, size_t en
     }
 }
 
+/* out[i] = silu(gate_i x) up_i x for a block of rows of both matrices. */
+static void gate_up_block(const float *gate, const float *up, size_t rows, const float *x, size_t columns,
+                          float *out) {
+    float gates[BLOCK_ROWS], ups[BLOCK_ROWS];
+    dot_block(gate, rows, x, columns, gates);
+    dot_block(up, rows, x, columns, ups);
+    for (size_t i = 0; i < rows; i++)
+        out[i] = silu(gates[i]) * ups[i];
+}
+
 /* x[T,H], ids[T,K], (starts, order), gate[E*I,H], up[E*I,H], shared_gate[S,H], shared_up[S,H] ->
  * routed[T*K,I] = silu(gate_e x) up_e x, shared[T,S] = silu(shared_gate x) shared_up x: the gate and up
  * products and swiglu in one. Unit: a row of the shared matrices, then as in expert_linear. */
@@ -152,25 +168,28 @@ void reference_expert_gate_up(const struct bound_op *op, size_t begin, size_t en
     const struct view *x = &op->views[0], *ids = &op->views[1], *matrices = &op->views[sorted ? 4 : 2];
     const struct view *routed = &matrices[4], *shared = &matrices[5];
     struct routing routing = {ids, sorted ? &op->views[2] : NULL, sorted ? &op->views[3] : NULL};
-    float *gate = workspace, *up = gate + x->columns;
-    for (size_t unit = begin; unit < end; unit++) {
-        if (unit < shared->columns) {
-            matrix_row(&matrices[2], unit, gate);
-            matrix_row(&matrices[3], unit, up);
+    size_t shared_units = shared->columns;
+    float *gate = workspace, *up = gate + BLOCK_ROWS * (size_t)x->columns;
+    for (size_t unit = begin, rows; unit < end; unit += rows) {
+        if (unit < shared_units) {
+            rows = block_rows((end < shared_units ? end : shared_units) - unit);
+            matrix_block(&matrices[2], unit, rows, gate);
+            matrix_block(&matrices[3], unit, rows, up);
             for (size_t t = 0; t < x->rows; t++)
-                float_row(shared, t)[unit] =
-                    silu(dot(gate, float_row(x, t), x->columns)) * dot(up, float_row(x, t), x->columns);
+                gate_up_block(gate, up, rows, float_row(x, t), x->columns, float_row(shared, t) + unit);
             continue;
         }
-        struct expert_row row = expert_row(&routing, unit - shared->columns, routed->columns);
-        if (row.count > 0) {
-            matrix_row(&matrices[0], row.matrix_row, gate);
-            matrix_row(&matrices[1], row.matrix_row, up);
+        struct expert_block block =
+            expert_block(&routing, unit - shared_units, end - shared_units, routed->columns);
+        rows = block.rows;
+        if (block.count > 0) {
+            matrix_block(&matrices[0], block.matrix_row, rows, gate);
+            matrix_block(&matrices[1], block.matrix_row, rows, up);
         }
-        for (size_t i = 0; i < row.count; i++) {
-            size_t pair = pair_at(&row, i);
-            const float *in = float_row(x, pair / ids->columns);
-            float_row(routed, pair)[row.column] = silu(dot(gate, in, x->columns)) * dot(up, in, x->columns);
+        for (size_t i = 0; i < block.count; i++) {
+            size_t pair = pair_at(&block, i);
+            gate_up_block(gate, up, rows, float_row(x, pair / ids->columns), x->columns,
+                          float_row(routed, pair) + block.column);
         }
     }
 }
@@ -184,27 +203,34 @@ void reference_expert_down(const struct bound_op *op, size_t begin, size_t end, 
     const struct view *matrices = &op->views[sorted ? 6 : 4], *y = &matrices[2];
     struct routing routing = {ids, sorted ? &op->views[4] : NULL, sorted ? &op->views[5] : NULL};
     size_t chosen = ids->columns, hidden = y->columns;
-    size_t blocks = sorted ? op->op.constants.experts : chosen;
-    float *weights = workspace;
-    float *products = weights + (routed->columns > shared->columns ? routed->columns : shared->columns);
-    for (size_t column = begin; column < end; column++) {
-        for (size_t block = 0; block < blocks; block++) {
-            struct expert_row row = expert_row(&routing, block * hidden + column, hidden);
-            if (row.count > 0)
-                matrix_row(&matrices[0], row.matrix_row, weights);
-            for (size_t i = 0; i < row.count; i++) {
-                size_t pair = pair_at(&row, i);
-                products[pair] = dot(weights, float_row(routed, pair), routed->columns);
+    size_t groups = sorted ? op->op.constants.experts : chosen;
+    size_t widest = routed->columns > shared->columns ? routed->columns : shared->columns;
+    float *weights = workspace, *products = weights + BLOCK_ROWS * widest; /* [T*K, BLOCK_ROWS] */
+    for (size_t column = begin, rows; column < end; column += rows) {
+        rows = block_rows(end - column);
+        for (size_t group = 0; group < groups; group++) {
+            size_t unit = group * hidden + column;
+            struct expert_block block = expert_block(&routing, unit, unit + rows, hidden);
+            if (block.count > 0)
+                matrix_block(&matrices[0], block.matrix_row, rows, weights);
+            for (size_t i = 0; i < block.count; i++) {
+                size_t pair = pair_at(&block, i);
+                dot_block(weights, rows, float_row(routed, pair), routed->columns,
+                          products + pair * BLOCK_ROWS);
             }
         }
-        matrix_row(&matrices[1], column, weights);
+        matrix_block(&matrices[1], column, rows, weights);
         for (size_t t = 0; t < y->rows; t++) {
             const float *scores = float_row(&op->views[3], t);
-            float sum = 0;
-            for (size_t k = 0; k < chosen; k++)
-                sum += scores[k] * products[t * chosen + k];
-            sum += scores[chosen] * dot(weights, float_row(shared, t), shared->columns);
-            float_row(y, t)[column] += sum;
+            float from_shared[BLOCK_ROWS];
+            dot_block(weights, rows, float_row(shared, t), shared->columns, from_shared);
+            for (size_t i = 0; i < rows; i++) {
+                float sum = 0;
+                for (size_t k = 0; k < chosen; k++)
+                    sum += scores[k] * products[(t * chosen + k) * BLOCK_ROWS + i];
+                sum += scores[chosen] * from_shared[i];
+                float_row(y, t)[column + i] += sum;
+            }
         }
     }
 }

@@ -12,14 +12,19 @@ void reference_embed(const struct bound_op *op, size_t begin, size_t end, void *
     }
 }
 
-/* Column `out` of y = x W^T (or, accumulating, y += x W^T) for all rows. `row`: memory for a row of W. */
-static void product_column(const struct view *x, const struct view *matrix, size_t out, bool accumulate,
-                           float *row, const struct view *y) {
-    matrix_row(matrix, out, row);
-    for (size_t t = 0; t < x->rows; t++) {
-        float sum = dot(row, float_row(x, t), x->columns);
-        float *result = float_row(y, t) + out;
-        *result = accumulate ? *result + sum : sum;
+/* Columns [begin, end) of y = x W^T (or, accumulating, y += x W^T) for all rows. `block`: memory for a block
+ * of rows of W. */
+static void product_columns(const struct view *x, const struct view *matrix, size_t begin, size_t end,
+                            bool accumulate, float *block, const struct view *y) {
+    for (size_t out = begin, rows; out < end; out += rows) {
+        rows = block_rows(end - out);
+        matrix_block(matrix, out, rows, block);
+        for (size_t t = 0; t < x->rows; t++) {
+            float sums[BLOCK_ROWS], *result = float_row(y, t) + out;
+            dot_block(block, rows, float_row(x, t), x->columns, sums);
+            for (size_t i = 0; i < rows; i++)
+                result[i] = accumulate ? result[i] + sums[i] : sums[i];
+        }
     }
 }
 
@@ -30,14 +35,15 @@ void reference_linear(const struct bound_op *op, size_t begin, size_t end, void 
     for (uint32_t i = 0; i < op->op.constants.matrix_count; i++) {
         const struct view *matrix = &op->views[1 + 2 * i], *y = &op->views[2 + 2 * i];
         size_t last = first + matrix->rows;
-        for (size_t unit = begin > first ? begin : first; unit < end && unit < last; unit++)
-            product_column(&op->views[0], matrix, unit - first, op->op.constants.accumulate, workspace, y);
+        size_t from = begin > first ? begin : first, to = end < last ? end : last;
+        if (from < to)
+            product_columns(&op->views[0], matrix, from - first, to - first, op->op.constants.accumulate,
+                            workspace, y);
         first = last;
     }
 }
 
 /* x[R,H], head[V,H] -> logits[R,V] = x head^T. Unit: a row of the head. */
 void reference_head(const struct bound_op *op, size_t begin, size_t end, void *workspace) {
-    for (size_t id = begin; id < end; id++)
-        product_column(&op->views[0], &op->views[1], id, false, workspace, &op->views[2]);
+    product_columns(&op->views[0], &op->views[1], begin, end, false, workspace, &op->views[2]);
 }

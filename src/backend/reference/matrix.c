@@ -12,6 +12,14 @@
 
 #define LANES 16
 
+/* Adds the partial sums up in pairs. */
+static inline float total(float sums[LANES]) {
+    for (size_t width = LANES / 2; width > 0; width /= 2)
+        for (size_t lane = 0; lane < width; lane++)
+            sums[lane] += sums[lane + width];
+    return sums[0];
+}
+
 WIDE_VERSIONS float dot(const float *a, const float *b, size_t count) {
     float sums[LANES] = {0};
     size_t i = 0;
@@ -20,10 +28,40 @@ WIDE_VERSIONS float dot(const float *a, const float *b, size_t count) {
             sums[lane] += a[i + lane] * b[i + lane];
     for (size_t lane = 0; i + lane < count; lane++)
         sums[lane] += a[i + lane] * b[i + lane];
-    for (size_t width = LANES / 2; width > 0; width /= 2)
-        for (size_t lane = 0; lane < width; lane++)
-            sums[lane] += sums[lane + width];
-    return sums[0];
+    return total(sums);
+}
+
+/* Four dot products with the same x: it is read once, and no sum waits for the one before. */
+WIDE_VERSIONS static void dot4(const float *rows, const float *x, size_t count, float *out) {
+    const float *a = rows, *b = a + count, *c = b + count, *d = c + count;
+    float sums_a[LANES] = {0}, sums_b[LANES] = {0}, sums_c[LANES] = {0}, sums_d[LANES] = {0};
+    size_t i = 0;
+    for (; i + LANES <= count; i += LANES)
+        for (size_t lane = 0; lane < LANES; lane++) {
+            sums_a[lane] += a[i + lane] * x[i + lane];
+            sums_b[lane] += b[i + lane] * x[i + lane];
+            sums_c[lane] += c[i + lane] * x[i + lane];
+            sums_d[lane] += d[i + lane] * x[i + lane];
+        }
+    for (size_t lane = 0; i + lane < count; lane++) {
+        sums_a[lane] += a[i + lane] * x[i + lane];
+        sums_b[lane] += b[i + lane] * x[i + lane];
+        sums_c[lane] += c[i + lane] * x[i + lane];
+        sums_d[lane] += d[i + lane] * x[i + lane];
+    }
+    out[0] = total(sums_a);
+    out[1] = total(sums_b);
+    out[2] = total(sums_c);
+    out[3] = total(sums_d);
+}
+
+void dot_block(const float *rows, size_t row_count, const float *x, size_t count, float *out) {
+    if (row_count == BLOCK_ROWS) {
+        dot4(rows, x, count, out);
+        return;
+    }
+    for (size_t i = 0; i < row_count; i++)
+        out[i] = dot(rows + i * count, x, count);
 }
 
 /* 32 bytes of two codes each, the lower half of a byte first. */
@@ -59,4 +97,9 @@ void matrix_row(const struct view *matrix, size_t row, float *out) {
         else
             affine8_group(codes, scale, bias, values);
     }
+}
+
+void matrix_block(const struct view *matrix, size_t first, size_t row_count, float *out) {
+    for (size_t i = 0; i < row_count; i++)
+        matrix_row(matrix, first + i, out + i * matrix->columns);
 }

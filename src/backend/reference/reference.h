@@ -28,6 +28,16 @@ float dot(const float *a, const float *b, size_t count);
  * group of 64 columns. */
 void matrix_row(const struct view *matrix, size_t row, float *out);
 
+/* Neighbouring rows of a weight are worked on in blocks, so that an input is read once for all of them. The
+ * values are those of matrix_row and dot, bit for bit. `rows` and `out` are [row_count, count] in memory. */
+#define BLOCK_ROWS 4
+void matrix_block(const struct view *matrix, size_t first, size_t row_count, float *out);
+void dot_block(const float *rows, size_t row_count, const float *x, size_t count, float *out);
+
+static inline size_t block_rows(size_t left) {
+    return left < BLOCK_ROWS ? left : BLOCK_ROWS;
+}
+
 /* Element `index` of a vector of weights. */
 static inline float vector_at(const struct view *vector, size_t index) {
     return float_load(vector->bytes, vector->dtype, index);

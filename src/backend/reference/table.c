@@ -69,8 +69,12 @@ static size_t row_workspace(const struct bound_op *op) {
     return op->views[0].columns * sizeof(float);
 }
 
-static size_t two_rows_workspace(const struct bound_op *op) {
-    return 2 * row_workspace(op);
+static size_t block_workspace(const struct bound_op *op) {
+    return BLOCK_ROWS * row_workspace(op);
+}
+
+static size_t two_blocks_workspace(const struct bound_op *op) {
+    return 2 * block_workspace(op);
 }
 
 static size_t qk_prep_workspace(const struct bound_op *op) {
@@ -87,7 +91,7 @@ static size_t router_workspace(const struct bound_op *op) {
 
 static size_t down_workspace(const struct bound_op *op) {
     size_t routed = op->views[0].columns, shared = op->views[1].columns;
-    return ((routed > shared ? routed : shared) + op->views[0].rows) * sizeof(float);
+    return ((routed > shared ? routed : shared) + op->views[0].rows) * BLOCK_ROWS * sizeof(float);
 }
 
 static size_t sample_workspace(const struct bound_op *op) {
@@ -97,7 +101,7 @@ static size_t sample_workspace(const struct bound_op *op) {
 const struct reference_op reference_ops[OP_KIND_COUNT] = {
     [OP_EMBED] = {embed_units, reference_embed, NULL},
     [OP_RMS_NORM] = {result_rows, reference_rms_norm, NULL},
-    [OP_LINEAR] = {linear_units, reference_linear, row_workspace},
+    [OP_LINEAR] = {linear_units, reference_linear, block_workspace},
     [OP_CONV_SILU] = {conv_units, reference_conv_silu, NULL},
     [OP_DELTA_GATES] = {result_rows, reference_delta_gates, NULL},
     [OP_DELTA_SCAN] = {scan_units, reference_delta_scan, NULL},
@@ -110,11 +114,11 @@ const struct reference_op reference_ops[OP_KIND_COUNT] = {
     [OP_ATTENTION] = {result_rows, reference_attention, attention_workspace},
     [OP_ROUTER] = {result_rows, reference_router, router_workspace},
     [OP_EXPERT_SORT] = {one, reference_expert_sort, NULL},
-    [OP_EXPERT_LINEAR] = {expert_linear_units, reference_expert_linear, row_workspace},
+    [OP_EXPERT_LINEAR] = {expert_linear_units, reference_expert_linear, block_workspace},
     [OP_SWIGLU] = {result_rows, reference_swiglu, NULL},
     [OP_EXPERT_COMBINE] = {result_rows, reference_expert_combine, NULL},
-    [OP_EXPERT_GATE_UP] = {gate_up_units, reference_expert_gate_up, two_rows_workspace},
+    [OP_EXPERT_GATE_UP] = {gate_up_units, reference_expert_gate_up, two_blocks_workspace},
     [OP_EXPERT_DOWN] = {result_columns, reference_expert_down, down_workspace},
-    [OP_HEAD] = {second_rows, reference_head, row_workspace},
+    [OP_HEAD] = {second_rows, reference_head, block_workspace},
     [OP_SAMPLE] = {one, reference_sample, sample_workspace},
 };
