@@ -193,10 +193,38 @@ struct calla_event {
 
 enum calla_finish { CALLA_FINISH_STOP, CALLA_FINISH_LENGTH, CALLA_FINISH_TOOL_CALLS, CALLA_FINISH_CANCELLED };
 
+/* A token of the reply, before the text that it completes. */
+struct calla_token_event {
+    int32_t token;
+    bool thinking; /* it lies in the think block */
+    float logprob; /* natural logarithm of its probability in the model's own distribution (no penalty,
+                      temperature 1) */
+    const struct calla_logprob *top; /* the likeliest ones, falling */
+    uint32_t top_count;
+};
+
+struct calla_logprob {
+    int32_t token;
+    float logprob;
+};
+
+#define CALLA_MAX_TOP_LOGPROBS 20
+
 struct calla_generate_options {
     struct calla_sampling sampling;
-    uint32_t max_tokens;                                        /* 0: up to the context limit */
+    uint32_t max_tokens;      /* 0: up to the context limit */
+    const char *const *stops; /* strings that end the content; they sleep during thinking and in tool calls */
+    size_t stop_count;
+    uint32_t reasoning_budget; /* tokens of the think block at most; 0: no limit */
+    bool tool_required;        /* the reply is a call of one of the prompt's tools ... */
+    const char *tool_name;     /* ... or of just this one */
+    bool one_call;             /* the reply ends with its first call */
+    bool raw;                  /* no think block, no calls: all text is content */
     bool (*event)(void *user, const struct calla_event *event); /* false cancels; may be NULL */
+    bool (*token)(void *user,
+                  const struct calla_token_event *token); /* the same; costs time with logprobs only */
+    bool logprobs; /* the token event has logprob, and top_logprobs of the likeliest */
+    uint32_t top_logprobs;
     void *user;
     struct calla_progress progress; /* of reading the prompt */
 };
@@ -212,8 +240,29 @@ struct calla_reply {
 
 void calla_reply_free(struct calla_reply *reply);
 
-/* Reads the prompt (as calla_session_read), then generates until an end token, max_tokens or the context
- * limit. */
+/* A reply under way, advanced in bounded pieces, so that one thread can serve several. Prompt, session and
+ * everything the options point to must outlive it. */
+struct calla_generation;
+
+struct calla_generation *calla_generation_new(struct calla_session *session,
+                                              const struct calla_prompt *prompt,
+                                              const struct calla_generate_options *options,
+                                              struct calla_error *error);
+void calla_generation_free(struct calla_generation *generation);
+
+/* Reads a chunk of the prompt, or makes a token. *done tells when the reply is whole. After a failure the
+ * generation can only be freed. */
+bool calla_generation_step(struct calla_generation *generation, bool *done, struct calla_error *error);
+
+/* Tokens of the prompt that are read, and of the reply that are made, so far. */
+void calla_generation_progress(const struct calla_generation *generation, size_t *read, size_t *made);
+
+/* Ends the reply where it is (its finish is CALLA_FINISH_CANCELLED unless it was done) and hands it over. */
+bool calla_generation_finish(struct calla_generation *generation, struct calla_reply *reply,
+                             struct calla_error *error);
+
+/* All of it at once. Reads the prompt (as calla_session_read), then generates until an end token, max_tokens
+ * or the context limit. */
 bool calla_generate(struct calla_session *session, const struct calla_prompt *prompt,
                     const struct calla_generate_options *options, struct calla_reply *reply,
                     struct calla_error *error);

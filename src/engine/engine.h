@@ -50,6 +50,13 @@ struct calla_session {
     uint64_t program_clock;
 };
 
+/* Makes ready to read these tokens (checked), starting over unless they continue what was read; then each
+ * call of session_read_more reads one chunk of them, until the session's position is `count`. */
+bool session_read_start(struct calla_session *session, const int32_t *tokens, size_t count,
+                        struct calla_error *error);
+bool session_read_more(struct calla_session *session, const int32_t *tokens, size_t count,
+                       struct calla_error *error);
+
 /* Runs the plan of `options` for the rows whose ids and record are in the step buffers. */
 bool session_run(struct calla_session *session, const struct forward_options *options,
                  struct calla_error *error);
@@ -58,6 +65,12 @@ bool session_run(struct calla_session *session, const struct forward_options *op
  * prompt). */
 bool session_start_sampling(struct calla_session *session, const struct calla_sampling *sampling,
                             const int32_t *tokens, size_t count, struct calla_error *error);
+
+/* Lays the biases into the step buffers: the caller's, and -infinity for ids without a token and, where
+ * `allowed` is not NULL, for those that it refuses. */
+bool session_bias(struct calla_session *session, const struct calla_sampling *sampling,
+                  bool (*allowed)(const void *user, int32_t token), const void *user,
+                  struct calla_error *error);
 
 /* Draws a token from the logits of the last token read; it is not read itself. */
 bool session_sample(struct calla_session *session, int32_t *token, struct calla_error *error);

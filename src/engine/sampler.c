@@ -49,34 +49,38 @@ bool sampling_check(const struct calla_model *model, const struct calla_sampling
     return true;
 }
 
-/* Ids without a token never come: those of padding rows, and holes in the vocabulary. */
-static void fill_biases(const struct calla_model *model, const struct calla_sampling *sampling,
-                        float *biases) {
+bool session_bias(struct calla_session *session, const struct calla_sampling *sampling,
+                  bool (*allowed)(const void *user, int32_t token), const void *user,
+                  struct calla_error *error) {
+    const struct calla_model *model = session->model;
+    size_t bytes = (size_t)model->config.vocabulary * sizeof(float);
+    float *biases = malloc(bytes);
+    if (biases == NULL)
+        return error_memory(error, "sampling", bytes);
     for (uint32_t id = 0; id < model->config.vocabulary; id++) {
         size_t size;
-        biases[id] = tokenizer_bytes(model->tokenizer, (int32_t)id, &size) == NULL ? -INFINITY : 0;
+        bool known = tokenizer_bytes(model->tokenizer, (int32_t)id, &size) != NULL;
+        biases[id] = known && (allowed == NULL || allowed(user, (int32_t)id)) ? 0 : -INFINITY;
     }
     for (size_t i = 0; i < sampling->bias_count; i++)
         biases[sampling->biases[i].token] += sampling->biases[i].bias;
+    bool ok = model->class->write(session->device, SPACE_STEP, STEP_BIAS, 0, biases, bytes, error);
+    free(biases);
+    return ok;
 }
 
 bool session_start_sampling(struct calla_session *session, const struct calla_sampling *sampling,
                             const int32_t *tokens, size_t count, struct calla_error *error) {
-    const struct calla_model *model = session->model;
-    const struct backend_class *class = model->class;
-    size_t vocabulary = model->config.vocabulary, bytes = vocabulary * 4;
-    if (!sampling_check(model, sampling, error))
+    size_t bytes = (size_t)session->model->config.vocabulary * sizeof(int32_t);
+    if (!session_bias(session, sampling, NULL, NULL, error))
         return false;
-    void *scratch = malloc(bytes);
-    if (scratch == NULL)
+    int32_t *counts = calloc(1, bytes);
+    if (counts == NULL)
         return error_memory(error, "sampling", bytes);
-    fill_biases(model, sampling, scratch);
-    bool ok = class->write(session->device, SPACE_STEP, STEP_BIAS, 0, scratch, bytes, error);
-    int32_t *counts = memset(scratch, 0, bytes);
     for (size_t i = 0; i < count; i++)
         counts[tokens[i]] = STEP_COUNT_IN_PROMPT;
-    ok = ok && class->write(session->device, SPACE_STEP, STEP_COUNTS, 0, scratch, bytes, error);
-    free(scratch);
+    bool ok = session->model->class->write(session->device, SPACE_STEP, STEP_COUNTS, 0, counts, bytes, error);
+    free(counts);
     session->draws = 0;
     session->sampled = -1;
     session->record = (struct step_record){

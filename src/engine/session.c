@@ -185,26 +185,36 @@ static bool fail_reset(struct calla_session *session) {
     return false;
 }
 
-bool calla_session_read(struct calla_session *session, const int32_t *tokens, size_t count, size_t *computed,
-                        const struct calla_progress *progress, struct calla_error *error) {
-    if (computed != NULL)
-        *computed = 0;
+bool session_read_start(struct calla_session *session, const int32_t *tokens, size_t count,
+                        struct calla_error *error) {
     if (!check_tokens(session, tokens, count, error))
         return false;
     bool continues = session->position <= count &&
                      memcmp(session->tokens, tokens, session->position * sizeof *tokens) == 0 &&
                      (session->position < count || session->have_logits);
-    if (!continues && !calla_session_reset(session, error))
+    return continues || calla_session_reset(session, error);
+}
+
+bool session_read_more(struct calla_session *session, const int32_t *tokens, size_t count,
+                       struct calla_error *error) {
+    size_t left = count - session->position;
+    uint32_t rows = left > session->chunk_rows ? session->chunk_rows : (uint32_t)left;
+    enum forward_logits logits = rows == left ? LOGITS_LAST : LOGITS_NONE;
+    return rows == 0 || read_chunk(session, tokens + session->position, rows, logits, error) ||
+           fail_reset(session);
+}
+
+bool calla_session_read(struct calla_session *session, const int32_t *tokens, size_t count, size_t *computed,
+                        const struct calla_progress *progress, struct calla_error *error) {
+    if (computed != NULL)
+        *computed = 0;
+    if (!session_read_start(session, tokens, count, error))
         return false;
     size_t start = session->position;
-    while (session->position < count) {
-        size_t left = count - session->position;
-        uint32_t rows = left > session->chunk_rows ? session->chunk_rows : (uint32_t)left;
-        bool last = rows == left;
+    while (session->position < count)
         if (!report(progress, "reading the prompt", session->position - start, count - start, error) ||
-            !read_chunk(session, tokens + session->position, rows, last ? LOGITS_LAST : LOGITS_NONE, error))
+            !session_read_more(session, tokens, count, error))
             return fail_reset(session);
-    }
     if (computed != NULL)
         *computed = count - start;
     return report(progress, "reading the prompt", count - start, count - start, error) || fail_reset(session);

@@ -274,9 +274,11 @@ static void end_tokens_end_and_thinking_closes_first(void **state) {
         render(model, "Hello", true, &prompt);
         reply = generate(session, &prompt, &options);
         assert_int_equal(reply.finish, CALLA_FINISH_STOP);
-        assert_int_equal(reply.tokens.count, 2);
-        assert_int_equal(reply.tokens.ids[0], 264); /* </think> in place of the end */
-        assert_int_equal(reply.tokens.ids[1], id);
+        static const int32_t closed[] = {264, '\n',
+                                         '\n'}; /* in place of the end, and the line end after it */
+        assert_int_equal(reply.tokens.count, 4);
+        assert_memory_equal(reply.tokens.ids, closed, sizeof closed);
+        assert_int_equal(reply.tokens.ids[3], id);
         calla_reply_free(&reply);
         calla_prompt_free(&prompt);
     }
@@ -340,6 +342,148 @@ static void callers_can_cancel(void **state) {
     assert_false(calla_session_read(session, tokens, LENGTH, NULL, &progress, &error));
     assert_int_equal(error.status, CALLA_CANCELLED);
     assert_int_equal(calla_session_position(session), 0);
+    calla_prompt_free(&prompt);
+    calla_session_close(session);
+    calla_model_close(model);
+}
+
+static void stops_end_content_and_sleep_in_thinking(void **state) {
+    struct calla_model *model = open_model(state, "cpu", 2, NULL);
+    struct calla_session *session = open_session(model);
+    struct calla_logit_bias bias = {.token = 'a', .bias = 1000};
+    static const char *const stops[] = {"zz", "aaa"};
+    struct calla_generate_options options = greedy(20);
+    options.sampling.biases = &bias;
+    options.sampling.bias_count = 1;
+    options.stops = stops;
+    options.stop_count = 2;
+    struct calla_prompt prompt;
+    render(model, "Hello", false, &prompt);
+    struct calla_reply reply = generate(session, &prompt, &options);
+    assert_int_equal(reply.finish, CALLA_FINISH_STOP);
+    assert_string_equal(reply.content, "");
+    assert_int_equal(reply.tokens.count, 3);
+    calla_reply_free(&reply);
+    calla_prompt_free(&prompt);
+    render(model, "Hello", true, &prompt);
+    options.reasoning_budget = 5;
+    reply = generate(session, &prompt, &options);
+    assert_int_equal(reply.finish, CALLA_FINISH_STOP);
+    assert_string_equal(reply.reasoning, "aaaaa");
+    assert_string_equal(reply.content, "");
+    assert_int_equal(reply.tokens.count, 5 + 4 + 3);
+    options.stop_count = 0;
+    calla_reply_free(&reply);
+    reply = generate(session, &prompt, &options);
+    assert_int_equal(reply.finish, CALLA_FINISH_LENGTH);
+    assert_string_equal(reply.reasoning, "aaaaa");
+    assert_string_equal(reply.content, "aaaaaaaaaaa");
+    calla_reply_free(&reply);
+    calla_prompt_free(&prompt);
+    calla_session_close(session);
+    calla_model_close(model);
+}
+
+static const char WITH_TOOLS[] =
+    "{\"messages\":[{\"role\":\"user\",\"content\":\"Hello\"}],\"enable_thinking\":%s,\"tools\":["
+    "{\"type\":\"function\",\"function\":{\"name\":\"list\",\"parameters\":{\"type\":\"object\","
+    "\"properties\":{}}}},"
+    "{\"type\":\"function\",\"function\":{\"name\":\"lift_it\",\"parameters\":{\"type\":\"object\","
+    "\"properties\":{}}}}]}";
+
+static void a_required_call_comes(void **state) {
+    struct calla_model *model = open_model(state, "cpu", 2, NULL);
+    struct calla_session_options session_options = {.context = 512};
+    struct calla_session *session = calla_session_open(model, &session_options, NULL);
+    assert_non_null(session);
+    for (int thinking = 0; thinking < 2; thinking++)
+        for (int named = 0; named < 2; named++) {
+            char request[sizeof WITH_TOOLS + 8];
+            snprintf(request, sizeof request, WITH_TOOLS, thinking ? "true" : "false");
+            struct calla_prompt prompt;
+            struct calla_error error = {0};
+            if (!calla_render(model, request, strlen(request), &prompt, &error))
+                fail_msg("%s", error.message);
+            /* The template's instructions are long for a vocabulary of bytes: only its end is kept. */
+            prompt.tokens.count = 200;
+            struct calla_generate_options options = greedy(60);
+            options.tool_required = true;
+            options.tool_name = named ? "lift_it" : NULL;
+            options.reasoning_budget = 4;
+            struct calla_reply reply = generate(session, &prompt, &options);
+            size_t size;
+            char *text = calla_detokenize(model, reply.tokens.ids, reply.tokens.count, &size, NULL);
+            assert_non_null(text);
+            const char *call = strstr(text, "<tool_call>\n<function=");
+            assert_non_null(call);
+            call += strlen("<tool_call>\n<function=");
+            assert_true(strncmp(call, "lift_it>", 8) == 0 || (!named && strncmp(call, "list>", 5) == 0));
+            if (thinking)
+                assert_memory_equal(call - strlen("</think>\n\n<tool_call>\n<function="), "</think>\n\n", 10);
+            free(text);
+            calla_reply_free(&reply);
+            options.raw = true;
+            assert_false(calla_generate(session, &prompt, &options, &reply, &error));
+            calla_prompt_free(&prompt);
+        }
+    calla_session_close(session);
+    calla_model_close(model);
+}
+
+struct heard {
+    size_t count;
+    double sum;
+};
+
+static bool hear_token(void *user, const struct calla_token_event *event) {
+    struct heard *heard = user;
+    heard->count++;
+    assert_int_equal(event->top_count, 5);
+    assert_true(event->logprob <= 0);
+    /* Greedy: the token is the likeliest. */
+    assert_int_equal(event->top[0].token, event->token);
+    assert_true(event->top[0].logprob == event->logprob);
+    double sum = 0;
+    for (uint32_t i = 0; i < event->top_count; i++) {
+        assert_true(i == 0 || event->top[i].logprob <= event->top[i - 1].logprob);
+        sum += exp((double)event->top[i].logprob);
+    }
+    assert_true(sum > 0 && sum <= 1.0001);
+    assert_false(event->thinking);
+    heard->sum += (double)event->logprob;
+    return true;
+}
+
+static void logprobs_are_those_of_the_distribution(void **state) {
+    struct calla_model *model = open_model(state, "cpu", 2, NULL);
+    struct calla_session *session = open_session(model);
+    struct calla_prompt prompt;
+    render(model, "Hello", false, &prompt);
+    struct heard heard = {0};
+    struct calla_generate_options options = greedy(12);
+    options.token = hear_token;
+    options.user = &heard;
+    options.logprobs = true;
+    options.top_logprobs = 5;
+    options.raw = true;
+    struct calla_reply reply = generate(session, &prompt, &options);
+    assert_int_equal(heard.count, reply.tokens.count);
+    /* The same sum from an evaluation of prompt and reply. */
+    size_t before = prompt.tokens.count, count = before + reply.tokens.count;
+    int32_t all[256];
+    assert_true(count < 256);
+    memcpy(all, prompt.tokens.ids, before * sizeof *all);
+    memcpy(all + before, reply.tokens.ids, reply.tokens.count * sizeof *all);
+    double sum = 0;
+    for (size_t i = before; i < count; i++) {
+        const float *logits = read_all(session, all, i, NULL);
+        double total = 0;
+        for (int id = 0; id < 265; id++)
+            total += exp((double)logits[id]);
+        sum += (double)logits[all[i]] - log(total);
+    }
+    assert_true(fabs(sum - heard.sum) < 1e-4);
+    calla_reply_free(&reply);
     calla_prompt_free(&prompt);
     calla_session_close(session);
     calla_model_close(model);
@@ -466,6 +610,9 @@ int main(void) {
         cmocka_unit_test(end_tokens_end_and_thinking_closes_first),
         cmocka_unit_test(the_context_ends_a_reply),
         cmocka_unit_test(callers_can_cancel),
+        cmocka_unit_test(stops_end_content_and_sleep_in_thinking),
+        cmocka_unit_test(a_required_call_comes),
+        cmocka_unit_test(logprobs_are_those_of_the_distribution),
         cmocka_unit_test(bad_sampling_is_refused),
         cmocka_unit_test(damaged_weights_give_an_error_and_not_text),
         cmocka_unit_test(fused_and_plain_plans_give_the_same_text),
