@@ -51,6 +51,12 @@ class Terminal:
         before, _, self.output = self.output.partition(text)
         return before
 
+    def prompt(self, text=b"> "):
+        """Waits until the program asks for input. It shows that a moment before it takes the keys over."""
+        before = self.expect(text)
+        time.sleep(0.2)
+        return before
+
     def finish(self, timeout=30):
         """Reads to the end; returns the output and the exit code (negative: the signal that ended it)."""
         end = time.monotonic() + timeout

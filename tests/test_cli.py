@@ -336,7 +336,8 @@ def interrupt(binary, endless, *options):
     process.stdin.write(endless.encode())
     process.stdin.close()
     if "--json" in options:
-        time.sleep(0.5)
+        process.stderr.readline()  # it says which model it uses, and from then on minds the signal
+        time.sleep(1)
         first = b""
     else:
         first = process.stdout.read(1)
@@ -365,7 +366,7 @@ def test_thinking_is_dim_on_a_terminal(binary):
     with Terminal([binary, "run", *GREEDY, "What is 2 plus 2?"]) as terminal:
         assert b"\033[2m" in terminal.finish()[0]
     with Terminal([binary, "run", *GREEDY, "What is 2 plus 2?"], NO_COLOR="1") as terminal:
-        assert b"\033" not in terminal.finish()[0]
+        assert b"\033[2m" not in terminal.finish()[0]
     with Terminal([binary, "run", *GREEDY, "What is 2 plus 2?"], TERM="dumb") as terminal:
         assert b"\033" not in terminal.finish()[0]
     with Terminal([binary, "run", *GREEDY, "--quiet", "--no-think", "What is 2 plus 2?"]) as terminal:
@@ -374,14 +375,19 @@ def test_thinking_is_dim_on_a_terminal(binary):
 
 def test_a_long_prompt_shows_progress(binary, tmp_path):
     text = tmp_path / "long.txt"
-    text.write_text("All work and no play makes a dull day. " * 300)
-    command = f'"{binary}" run --no-think --max-tokens 1 - < "{text}"'
+    text.write_text("All work and no play makes a dull day. " * 40)
+    command = f'"{binary}" run --no-think --max-tokens 1 --policy chunk_rows=16 - < "{text}"'
     with Terminal(["/bin/sh", "-c", command]) as terminal:
         output, code = terminal.finish(120)
     assert code == 0
-    assert b"reading the prompt: " in output
-    # The line is gone when the answer comes.
-    assert b"\r\033[K" in output.rpartition(b"reading the prompt: ")[2]
+    tokens, speed = map(float, re.search(rb"prompt: (\d+) tokens \(([\d.]+) tokens/s", output).groups())
+    seconds = tokens / speed
+    if seconds > 0.8:
+        assert b"reading the prompt: " in output
+        # The line is gone when the answer comes.
+        assert b"\r\033[K" in output.rpartition(b"reading the prompt: ")[2]
+    elif seconds < 0.3:  # nothing that flashes by
+        assert b"reading the prompt" not in output
 
 
 def test_the_model_cannot_drive_the_terminal(binary, calla, tmp_path):
@@ -402,7 +408,8 @@ def test_control_c_on_a_terminal(binary, endless, tmp_path):
         terminal.read_more(30)
         terminal.send(b"\x03")
         output, code = terminal.finish()
-    assert code == 130 and b"; stopped" in output
+    assert code == 130
+    assert b"; stopped" in output or b"Stopped while reading the prompt" in output
 
 
 # Text and tokens

@@ -162,13 +162,13 @@ def start(binary, tmp_path):
 
 def test_a_conversation(start, tmp_path):
     with start("--no-think", *SHORT) as terminal:
-        terminal.expect(b"> ")
+        terminal.prompt()
         terminal.send(b"Hello\r")
         terminal.expect(b"reply: ")
-        terminal.expect(b"> ")
+        terminal.prompt()
         terminal.send(b"/stats\r")
         terminal.expect(b"messages          2")
-        terminal.expect(b"> ")
+        terminal.prompt()
         terminal.send(b"\x04")
         assert terminal.finish()[1] == 0
     history = tmp_path / "calla" / "history"
@@ -179,14 +179,14 @@ def test_a_conversation(start, tmp_path):
 
 def test_history_outlives_the_program(start):
     with start() as terminal:
-        terminal.expect(b"> ")
+        terminal.prompt()
         terminal.send(b"/think on\r")
         terminal.expect(b"Thinking is on.")
-        terminal.expect(b"> ")
+        terminal.prompt()
         terminal.send(b"/quit\r")
         assert terminal.finish()[1] == 0
     with start() as terminal:
-        terminal.expect(b"> ")
+        terminal.prompt()
         terminal.send(b"\x1b[A\x1b[A\r")
         terminal.expect(b"Thinking is on.")
 
@@ -195,9 +195,10 @@ def test_pasted_lines_are_one_message(start, tmp_path):
     saved = tmp_path / "saved.json"
     with start("--no-think", *SHORT) as terminal:
         terminal.expect(b"\033[?2004h")
+        terminal.prompt()
         terminal.send("\033[200~first é\nsecond\rthird\033[201~!\r".encode())
         terminal.expect(b"reply: ")
-        terminal.expect(b"> ")
+        terminal.prompt()
         terminal.send(f"/save {saved}\r".encode())
         terminal.expect(b"saved.\r\n")
     assert messages(saved)[0]["content"] == "first é\nsecond\nthird!"
@@ -206,13 +207,13 @@ def test_pasted_lines_are_one_message(start, tmp_path):
 def test_lines_typed_between_quotes(start, tmp_path):
     saved = tmp_path / "saved.json"
     with start("--no-think", *SHORT) as terminal:
-        terminal.expect(b"> ")
+        terminal.prompt()
         for line in [b'"""', b"first", b"second"]:
             terminal.send(line + b"\r")
-            terminal.expect(b"... ")
+            terminal.prompt(b"... ")
         terminal.send(b'"""\r')
         terminal.expect(b"reply: ")
-        terminal.expect(b"> ")
+        terminal.prompt()
         terminal.send(f"/save {saved}\r".encode())
         terminal.expect(b"saved.\r\n")
     assert messages(saved)[0]["content"] == "first\nsecond"
@@ -220,30 +221,30 @@ def test_lines_typed_between_quotes(start, tmp_path):
 
 def test_control_c_clears_the_line(start):
     with start("--no-think", *SHORT) as terminal:
-        terminal.expect(b"> ")
+        terminal.prompt()
         terminal.send(b"never sent\x03")
-        terminal.expect(b"> ")
+        terminal.prompt()
         terminal.send(b'"""\r')
-        terminal.expect(b"... ")
+        terminal.prompt(b"... ")
         terminal.send(b"never sent\x03")
-        terminal.expect(b"> ")
+        terminal.prompt()
         terminal.send(b"/stats\r")
         terminal.expect(b"messages          0")
 
 
 def test_control_c_stops_the_answer_only(start):
     with start("--no-think", "--temperature", "100", "--top-k", "0", "--top-p", "1", "--seed", "5") as terminal:
-        terminal.expect(b"> ")
+        terminal.prompt()
         terminal.send(b"Hello\r")
         terminal.expect(b"Hello\r\n")
         while terminal.output in (b"", b"\033[?2004l"):
             terminal.read_more(30)
         terminal.send(b"\x03")
         terminal.expect(b"; stopped")
-        terminal.expect(b"> ")
+        terminal.prompt()
         terminal.send(b"/stats\r")
         terminal.expect(b"messages          2")
-        terminal.expect(b"> ")
+        terminal.prompt()
         terminal.send(b"\x04")
         assert terminal.finish()[1] == 0
 
@@ -253,9 +254,9 @@ def test_the_terminal_is_left_as_it_was(binary, tmp_path):
     with Terminal(["/bin/sh", "-c", script], XDG_STATE_HOME=str(tmp_path)) as terminal:
         terminal.expect(b"before ")
         before = terminal.expect(b";")
-        terminal.expect(b"> ")
+        terminal.prompt()
         terminal.send(b"unfinished\x03")
-        terminal.expect(b"> ")
+        terminal.prompt()
         terminal.send(b"\x04")
         terminal.expect(b"\033[?2004l")
         terminal.expect(b"after ")

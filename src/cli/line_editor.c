@@ -132,9 +132,10 @@ static bool open_terminal(struct line_editor *editor) {
     el_set(editor->line, EL_EDITOR, "emacs");
     el_set(editor->line, EL_SIGNAL, 1);
     el_set(editor->line, EL_HIST, history, editor->history);
-    el_set(editor->line, EL_ADDFN, "calla-interrupt", "Give up the message", interrupt_key);
-    el_set(editor->line, EL_ADDFN, "calla-suspend", "Stop the program for now", suspend_key);
-    el_set(editor->line, EL_ADDFN, "calla-paste", "Insert pasted text", paste_key);
+    /* The wide call keeps the names as they are; the other one copies them for good. */
+    el_wset(editor->line, EL_ADDFN, L"calla-interrupt", L"Give up the message", interrupt_key);
+    el_wset(editor->line, EL_ADDFN, L"calla-suspend", L"Stop the program for now", suspend_key);
+    el_wset(editor->line, EL_ADDFN, L"calla-paste", L"Insert pasted text", paste_key);
     el_source(editor->line, NULL); /* the person's own ~/.editrc; what follows must hold */
     el_set(editor->line, EL_SETTY, "-d", "-isig", NULL);
     el_set(editor->line, EL_BIND, "^C", "calla-interrupt", NULL);
