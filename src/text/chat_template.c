@@ -117,8 +117,10 @@ static bool ends_with(struct slice slice, const char *end) {
     return slice.size >= size && memcmp(slice.text + slice.size - size, end, size) == 0;
 }
 
+/* Empty for what is no string. */
 static struct slice string_slice(const json_t *string) {
-    return (struct slice){json_string_value(string), json_string_length(string)};
+    const char *text = json_string_value(string);
+    return (struct slice){text == NULL ? "" : text, json_string_length(string)};
 }
 
 /* Writers */
