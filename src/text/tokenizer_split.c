@@ -110,7 +110,7 @@ static const uint8_t *space_piece(const uint8_t *classes, const uint8_t *text, c
 
 size_t tokenizer_piece(const struct tokenizer *tokenizer, const char *text, size_t size) {
     const uint8_t *classes = tokenizer->classes;
-    const uint8_t *begin = (const uint8_t *)text, *end = begin + size, *after = begin;
+    const uint8_t *begin = (const uint8_t *)text, *end = begin + size, *after;
     unsigned first_size, second_size;
     unsigned first = class_at(classes, begin, end, &first_size);
     if (*begin == '\'') {
