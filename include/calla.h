@@ -144,6 +144,10 @@ bool calla_session_reset(struct calla_session *session, struct calla_error *erro
 bool calla_session_read(struct calla_session *session, const int32_t *tokens, size_t count, size_t *computed,
                         const struct calla_progress *progress, struct calla_error *error);
 
+/* How many of these tokens a read would find read already: the session's position if it continues what was
+ * read, or 0. */
+size_t calla_session_common(const struct calla_session *session, const int32_t *tokens, size_t count);
+
 /* Logits after the last token read: float32 [vocabulary], padding rows included; valid until the session's
  * next call. */
 const float *calla_session_logits(struct calla_session *session, struct calla_error *error);

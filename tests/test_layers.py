@@ -25,6 +25,7 @@ LIBRARIES = {
     "jansson.h": {"base", "text", "model", "engine", "server", "cli"},
     "pcre2.h": {"text"},
     "utf8proc.h": {"text", "cli"},
+    "microhttpd.h": {"server"},
     "histedit.h": {"cli"},
     "editline/readline.h": {"cli"},
 }

@@ -72,6 +72,7 @@ needs() {
     need libpcre2-dev pcre2 have_library libpcre2-8
     need libutf8proc-dev utf8proc have_library libutf8proc
     need libedit-dev libedit have_library libedit
+    need libmicrohttpd-dev libmicrohttpd have_library libmicrohttpd
     [ $level = build ] && return
     need libcmocka-dev cmocka have_library cmocka
     need "python3 python3-venv" python3 have_python

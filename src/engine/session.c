@@ -185,14 +185,18 @@ static bool fail_reset(struct calla_session *session) {
     return false;
 }
 
+size_t calla_session_common(const struct calla_session *session, const int32_t *tokens, size_t count) {
+    size_t position = session->position;
+    if (position > count || (position == count && !session->have_logits))
+        return 0;
+    return memcmp(session->tokens, tokens, position * sizeof *tokens) == 0 ? position : 0;
+}
+
 bool session_read_start(struct calla_session *session, const int32_t *tokens, size_t count,
                         struct calla_error *error) {
     if (!check_tokens(session, tokens, count, error))
         return false;
-    bool continues = session->position <= count &&
-                     memcmp(session->tokens, tokens, session->position * sizeof *tokens) == 0 &&
-                     (session->position < count || session->have_logits);
-    return continues || calla_session_reset(session, error);
+    return calla_session_common(session, tokens, count) > 0 || calla_session_reset(session, error);
 }
 
 bool session_read_more(struct calla_session *session, const int32_t *tokens, size_t count,
