@@ -1,12 +1,22 @@
 """Reading a checkpoint in MLX's affine format, independently of calla, and making small random ones with it."""
 
 import json
+import platform
 import subprocess
 from pathlib import Path
 
 import numpy as np
 
 GROUP = 64
+
+
+def machine():
+    """The processor's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
 
 
 def text_config(config):
@@ -150,6 +160,6 @@ def calla_logits(calla, folder, tokens, work, backend, *options):
     work.mkdir(parents=True, exist_ok=True)
     np.save(work / "tokens.npy", np.asarray(tokens, np.int32))
     command = [calla, "eval", "-m", folder, "--backend", backend, "--tokens", work / "tokens.npy"]
-    command += ["--logits", work / "logits.npy", *options]
+    command += ["--logits", work / "logits.npy", "--quiet", *options]
     subprocess.run([str(part) for part in command], check=True, stdout=subprocess.DEVNULL)
     return np.load(work / "logits.npy")

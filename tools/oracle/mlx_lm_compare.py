@@ -13,13 +13,12 @@ the likeliest token, or the perplexities differ by 0.1 % or more.
 import argparse
 import importlib.metadata
 import json
-import platform
 import sys
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
-from checkpoint import calla_logits
+from checkpoint import calla_logits, machine
 from mlx_lm.utils import load_model
 from tokenizers import Tokenizer
 
@@ -89,7 +88,7 @@ def main():
               f" | {r['perplexity_difference']:+.4%} | {r['mean_kl']:.1e} | {r['worst_kl']:.1e} |")  # fmt: skip
     report = {
         "command": " ".join(sys.argv),
-        "machine": platform.processor() or platform.machine(),
+        "machine": machine(),
         "device": str(mx.default_device()),
         "mlx": importlib.metadata.version("mlx"),
         "mlx_lm": importlib.metadata.version("mlx-lm"),

@@ -12,7 +12,6 @@ Writes <output>/transformers.json and prints a table in Markdown. Exits with 1 i
 
 import argparse
 import json
-import platform
 import shutil
 import sys
 from pathlib import Path
@@ -20,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from checkpoint import calla_logits, make_checkpoint, read_weights, small_config, text_config
+from checkpoint import calla_logits, machine, make_checkpoint, read_weights, small_config, text_config
 from transformers import Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig
 
 LIMIT, TIE = 1e-3, 1e-4
@@ -138,7 +137,7 @@ def main():
               f" | {result['top1']:.1%} |", flush=True)  # fmt: skip
     report = {
         "command": " ".join(sys.argv),
-        "machine": platform.processor() or platform.machine(),
+        "machine": machine(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "limit": LIMIT,
