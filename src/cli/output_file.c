@@ -54,10 +54,10 @@ bool output_file_finish(struct output_file *output, struct calla_error *error) {
 }
 
 void output_file_close(struct output_file *output) {
-    if (output->file != NULL) {
+    if (output->file != NULL)
         fclose(output->file);
+    if (output->file != NULL && output->temporary != NULL)
         unlink(output->temporary);
-    }
     free(output->path);
     free(output->temporary);
     memset(output, 0, sizeof *output);

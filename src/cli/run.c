@@ -185,28 +185,31 @@ static bool answer(struct run *run, struct calla_session *session, const struct 
     return ok;
 }
 
+/* Renders the request with the model's chat template. */
+static bool render(const struct run *run, const struct calla_model *model, struct calla_prompt *prompt,
+                   struct calla_error *error) {
+    char *body = json_dumps(run->request, JSON_COMPACT);
+    bool ok = body != NULL ? calla_render(model, body, strlen(body), prompt, error)
+                           : error_memory(error, "the request", 0);
+    free(body);
+    return ok;
+}
+
 static bool run_request(struct run *run, struct calla_error *error) {
     struct calla_generate_options options = {0};
     struct calla_logit_bias *biases = NULL;
     struct calla_prompt prompt = {0};
     struct calla_session *session = NULL;
     struct calla_model *model = open_model(&run->model, false, error);
-    char *body = NULL;
-    bool ok = model != NULL;
-    if (ok) {
-        calla_sampling_defaults(model, &options.sampling);
-        ok = request_apply(run->request, &options, &biases, error);
-    }
-    if (ok && (body = json_dumps(run->request, JSON_COMPACT)) == NULL)
-        ok = error_memory(error, "the request", 0);
-    if (ok) {
-        sampling_flags_apply(&run->sampling, &options);
-        ok = calla_render(model, body, strlen(body), &prompt, error) &&
-             (session = open_session(model, &run->model, error)) != NULL &&
-             check_length(&prompt, model, calla_session_context(session), error) &&
-             answer(run, session, &prompt, &options, error);
-    }
-    free(body);
+    if (model == NULL)
+        return false;
+    calla_sampling_defaults(model, &options.sampling);
+    bool ok = request_apply(run->request, &options, &biases, error);
+    sampling_flags_apply(&run->sampling, &options);
+    ok = ok && render(run, model, &prompt, error) &&
+         (session = open_session(model, &run->model, error)) != NULL &&
+         check_length(&prompt, model, calla_session_context(session), error) &&
+         answer(run, session, &prompt, &options, error);
     calla_session_close(session);
     calla_prompt_free(&prompt);
     free(biases);

@@ -12,8 +12,7 @@
 typedef bool (*text_work)(const struct calla_model *model, const struct buffer *input, bool special,
                           struct calla_error *error);
 
-static int text_command(struct command_usage *usage, text_work work, bool has_special, int argc,
-                        char **argv) {
+static int text_command(struct command_usage usage, text_work work, bool has_special, int argc, char **argv) {
     struct model_flags flags = {0};
     bool special = false;
     struct option rows[MODEL_OPTIONS];
@@ -27,12 +26,12 @@ static int text_command(struct command_usage *usage, text_work work, bool has_sp
         {"Model", rows, MODEL_OPTIONS_OF_TOKENIZER},
         {"Text", own, 1},
     };
-    usage->groups = groups;
-    usage->group_count = has_special ? 2 : 1;
-    usage->argument_hint = "the text is read from standard input";
+    usage.groups = groups;
+    usage.group_count = has_special ? 2 : 1;
+    usage.argument_hint = "the text is read from standard input";
     struct option_values arguments;
     int exit_code;
-    if (!command_begin(usage, argc, argv, &arguments, &exit_code))
+    if (!command_begin(&usage, argc, argv, &arguments, &exit_code))
         return exit_code;
     struct calla_error error = {0};
     struct buffer input = {0};
@@ -40,7 +39,7 @@ static int text_command(struct command_usage *usage, text_work work, bool has_sp
     bool ok = model != NULL && read_standard_input(&input, &error) && work(model, &input, special, &error);
     buffer_free(&input);
     calla_model_close(model);
-    return command_end(usage, ok, EXIT_WORK_FAILED, &error);
+    return command_end(&usage, ok, EXIT_WORK_FAILED, &error);
 }
 
 static bool tokenize(const struct calla_model *model, const struct buffer *input, bool special,
@@ -57,11 +56,11 @@ static bool tokenize(const struct calla_model *model, const struct buffer *input
 }
 
 int command_tokenize(int argc, char **argv) {
-    struct command_usage usage = {.name = "tokenize",
-                                  .synopsis = "[-m DIR] [--special] < TEXT",
-                                  .about =
-                                      "Prints the token ids of the text on standard input, as a JSON array."};
-    return text_command(&usage, tokenize, true, argc, argv);
+    const struct command_usage usage = {
+        .name = "tokenize",
+        .synopsis = "[-m DIR] [--special] < TEXT",
+        .about = "Prints the token ids of the text on standard input, as a JSON array."};
+    return text_command(usage, tokenize, true, argc, argv);
 }
 
 /* A JSON array of ids; whether the tokenizer has them is for the library to say. */
@@ -107,11 +106,11 @@ static bool detokenize(const struct calla_model *model, const struct buffer *inp
 }
 
 int command_detokenize(int argc, char **argv) {
-    struct command_usage usage = {.name = "detokenize",
-                                  .synopsis = "[-m DIR] < IDS",
-                                  .about = "Prints the text of the token ids on standard input, a JSON "
-                                           "array: exactly its bytes, no newline added."};
-    return text_command(&usage, detokenize, false, argc, argv);
+    const struct command_usage usage = {.name = "detokenize",
+                                        .synopsis = "[-m DIR] < IDS",
+                                        .about = "Prints the text of the token ids on standard input, a JSON "
+                                                 "array: exactly its bytes, no newline added."};
+    return text_command(usage, detokenize, false, argc, argv);
 }
 
 static bool render(const struct calla_model *model, const struct buffer *input, bool special,
@@ -126,11 +125,11 @@ static bool render(const struct calla_model *model, const struct buffer *input, 
 }
 
 int command_template(int argc, char **argv) {
-    struct command_usage usage = {
+    const struct command_usage usage = {
         .name = "template",
         .synopsis = "[-m DIR] < REQUEST",
         .about = "Prints the prompt that the model sees for the body of a chat-completions request on "
                  "standard input\n"
                  "(messages, tools, enable_thinking, ...): exactly its bytes, no newline added."};
-    return text_command(&usage, render, false, argc, argv);
+    return text_command(usage, render, false, argc, argv);
 }
