@@ -433,25 +433,31 @@ static bool render_calls(struct rendered *out, bool after_text, size_t index, co
     return true;
 }
 
+/* Moves a think block out of the content: what lies before the first "</think>", from the last "<think>"
+ * there on, is reasoning; what lies after the last "</think>" is left. */
+static void split_thinking(struct slice *content, struct slice *reasoning) {
+    const char *first = find_first(*content, "</think>"), *last = find_last(*content, "</think>");
+    if (first == NULL || last == NULL)
+        return;
+    struct slice before = {content->text, (size_t)(first - content->text)};
+    before = trim_newlines(before, false, true);
+    const char *begin = find_last(before, "<think>");
+    if (begin != NULL) {
+        begin += strlen("<think>");
+        before = (struct slice){begin, before.size - (size_t)(begin - before.text)};
+    }
+    *reasoning = before;
+    last += strlen("</think>");
+    struct slice after = {last, content->size - (size_t)(last - content->text)};
+    *content = trim_newlines(after, true, false);
+}
+
 static bool render_assistant(struct rendered *out, bool show_reasoning, size_t index,
                              const struct message *message, struct calla_error *error) {
     const json_t *given = json_object_get(message->json, "reasoning_content");
-    struct slice content = message->content, reasoning = {"", 0};
-    const char *first_end = find_first(content, "</think>");
-    if (json_is_string(given)) {
-        reasoning = string_slice(given);
-    } else if (first_end != NULL) {
-        reasoning = (struct slice){content.text, (size_t)(first_end - content.text)};
-        reasoning = trim_newlines(reasoning, false, true);
-        const char *begin = find_last(reasoning, "<think>");
-        if (begin != NULL) {
-            begin += strlen("<think>");
-            reasoning = (struct slice){begin, reasoning.size - (size_t)(begin - reasoning.text)};
-        }
-        const char *after = find_last(content, "</think>") + strlen("</think>");
-        content = (struct slice){after, content.size - (size_t)(after - content.text)};
-        content = trim_newlines(content, true, false);
-    }
+    struct slice content = message->content, reasoning = string_slice(given);
+    if (!json_is_string(given))
+        split_thinking(&content, &reasoning);
     literal(out, "<|im_start|>assistant\n");
     if (show_reasoning) {
         literal(out, "<think>\n");
