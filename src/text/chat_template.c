@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/json.h"
 #include "base/sha256.h"
+#include "text/chat_messages.h"
 #include "text/json_python.h"
 
 /* The file published with Qwen3.6-35B-A3B. */
@@ -28,100 +28,6 @@ static const char tools_after[] =
     "there "
     "is no function call available, answer the question like normal with your current knowledge and do not "
     "tell the user about function calls\n</IMPORTANT>";
-
-/* A borrowed piece of text. */
-struct slice {
-    const char *text;
-    size_t size;
-};
-
-enum role { ROLE_SYSTEM, ROLE_USER, ROLE_ASSISTANT, ROLE_TOOL };
-
-struct message {
-    const json_t *json;
-    const char *role_name;
-    enum role role;
-    struct slice content; /* trimmed */
-    char *joined;         /* owned: the text parts of a content list, where there is one */
-};
-
-struct conversation {
-    struct message *messages;
-    size_t count;
-    size_t leading; /* system messages before the first of another role */
-    size_t turn;    /* messages from here on belong to the current turn: their reasoning is shown */
-};
-
-/* Slices, as Python's strings do it */
-
-/* The size of the white space character (str.isspace) that `text` begins with, 0 without. */
-static size_t space_size(const char *text, size_t size) {
-    const unsigned char *c = (const unsigned char *)text;
-    if (size >= 1 && ((c[0] >= 0x09 && c[0] <= 0x0d) || (c[0] >= 0x1c && c[0] <= 0x20)))
-        return 1;
-    if (size >= 2 && c[0] == 0xc2 && (c[1] == 0x85 || c[1] == 0xa0))
-        return 2;
-    if (size < 3)
-        return 0;
-    unsigned character = (c[0] & 0x0fu) << 12 | (c[1] & 0x3fu) << 6 | (c[2] & 0x3fu);
-    bool three_bytes = c[0] >> 4 == 0xe && c[1] >> 6 == 2 && c[2] >> 6 == 2;
-    bool space = character == 0x1680 || (character >= 0x2000 && character <= 0x200a) || character == 0x2028 ||
-                 character == 0x2029 || character == 0x202f || character == 0x205f || character == 0x3000;
-    return three_bytes && space ? 3 : 0;
-}
-
-static struct slice trim(struct slice slice) {
-    for (size_t size; (size = space_size(slice.text, slice.size)) > 0;) {
-        slice.text += size;
-        slice.size -= size;
-    }
-    for (;;) {
-        size_t size = slice.size < 3 ? slice.size : 3;
-        while (size > 0 && space_size(slice.text + slice.size - size, size) != size)
-            size--;
-        if (size == 0)
-            return slice;
-        slice.size -= size;
-    }
-}
-
-static struct slice trim_newlines(struct slice slice, bool left, bool right) {
-    while (left && slice.size > 0 && slice.text[0] == '\n') {
-        slice.text++;
-        slice.size--;
-    }
-    while (right && slice.size > 0 && slice.text[slice.size - 1] == '\n')
-        slice.size--;
-    return slice;
-}
-
-static const char *find_first(struct slice slice, const char *tag) {
-    return slice.size == 0 ? NULL : memmem(slice.text, slice.size, tag, strlen(tag));
-}
-
-static const char *find_last(struct slice slice, const char *tag) {
-    size_t size = strlen(tag);
-    for (size_t i = slice.size; i >= size; i--)
-        if (memcmp(slice.text + i - size, tag, size) == 0)
-            return slice.text + i - size;
-    return NULL;
-}
-
-static bool begins_with(struct slice slice, const char *start) {
-    size_t size = strlen(start);
-    return slice.size >= size && memcmp(slice.text, start, size) == 0;
-}
-
-static bool ends_with(struct slice slice, const char *end) {
-    size_t size = strlen(end);
-    return slice.size >= size && memcmp(slice.text + slice.size - size, end, size) == 0;
-}
-
-/* Empty for what is no string. */
-static struct slice string_slice(const json_t *string) {
-    const char *text = json_string_value(string);
-    return (struct slice){text == NULL ? "" : text, json_string_length(string)};
-}
 
 /* Writers */
 
@@ -156,169 +62,11 @@ void rendered_free(struct rendered *rendered) {
     memset(rendered, 0, sizeof *rendered);
 }
 
-/* Reading the messages */
-
-/* A request's string as an error may quote it: short, and cut between characters. */
-struct quoted {
-    char text[72];
-};
-
-static struct quoted quote(const json_t *value) {
-    struct quoted quoted = {"?"};
-    if (!json_is_string(value)) {
-        static const char *const names[] = {"an object", "a list", "a string", "a number",
-                                            "a number",  "true",   "false",    "null"};
-        strcpy(quoted.text, value == NULL ? "nothing" : names[json_typeof(value)]);
-        return quoted;
-    }
-    struct slice slice = string_slice(value);
-    size_t size = slice.size < 60 ? slice.size : 60;
-    while (size < slice.size && size > 0 && (slice.text[size] & 0xc0) == 0x80)
-        size--;
-    char *to = quoted.text;
-    *to++ = '"';
-    memcpy(to, slice.text, size);
-    for (size_t i = 0; i < size; i++, to++)
-        if (*to == 0)
-            *to = '?';
-    strcpy(to, size < slice.size ? "...\"" : "\"");
-    return quoted;
-}
-
-static bool bad_message(struct calla_error *error, size_t index, const struct message *message,
-                        const char *what, const char *found) {
-    return error_set(error, CALLA_BAD_INPUT, "messages[%zu] (%s): %s%s.", index, message->role_name, what,
-                     found);
-}
-
-/* Whether a content part holds this: its type says so, or it has the key. */
-static bool part_has(const json_t *part, const char *type, const char *key) {
-    const json_t *value = json_object_get(part, key);
-    const char *name = json_string_value(json_object_get(part, "type"));
-    return (value != NULL && !json_is_null(value)) || (name != NULL && strcmp(name, type) == 0);
-}
-
-static bool append_part(struct buffer *joined, const json_t *part, size_t index,
-                        const struct message *message, struct calla_error *error) {
-    if (json_is_string(part)) {
-        buffer_append(joined, json_string_value(part), json_string_length(part));
-        return true;
-    }
-    if (!json_is_object(part))
-        return bad_message(error, index, message,
-                           "a content part must be an object such as {\"type\": \"text\", "
-                           "\"text\": ...}, not ",
-                           quote(part).text);
-    if (part_has(part, "image", "image") || part_has(part, "image_url", "image_url") ||
-        part_has(part, "input_image", "image_url"))
-        return bad_message(error, index, message,
-                           "its content has an image, and this program reads text only; leave the image out",
-                           "");
-    if (part_has(part, "video", "video") || part_has(part, "video_url", "video_url"))
-        return bad_message(error, index, message,
-                           "its content has a video, and this program reads text only; leave the video out",
-                           "");
-    const json_t *text = json_object_get(part, "text");
-    if (text == NULL)
-        return bad_message(error, index, message,
-                           "a content part has no \"text\", and this program reads text only; its type is ",
-                           quote(json_object_get(part, "type")).text);
-    if (!json_is_string(text) && !json_is_null(text))
-        return bad_message(error, index, message, "the \"text\" of a content part must be a string, not ",
-                           quote(text).text);
-    buffer_append(joined, json_string_value(text), json_string_length(text));
-    return true;
-}
-
-static bool read_content(struct message *message, size_t index, struct calla_error *error) {
-    const json_t *content = json_object_get(message->json, "content");
-    message->content = (struct slice){"", 0};
-    if (content == NULL || json_is_null(content))
-        return true;
-    if (json_is_string(content)) {
-        message->content = trim(string_slice(content));
-        return true;
-    }
-    if (!json_is_array(content))
-        return bad_message(error, index, message, "its content must be a string or a list of parts, not ",
-                           quote(content).text);
-    struct buffer joined = {0};
-    for (size_t i = 0; i < json_array_size(content); i++) {
-        if (!append_part(&joined, json_array_get(content, i), index, message, error)) {
-            buffer_free(&joined);
-            return false;
-        }
-    }
-    size_t size = 0;
-    message->joined = buffer_take(&joined, &size);
-    if (message->joined == NULL)
-        return error_memory(error, "a message's content", size);
-    message->content = trim((struct slice){message->joined, size});
-    return true;
-}
-
-static bool read_message(struct message *message, size_t index, struct calla_error *error) {
-    static const struct {
-        const char *name;
-        enum role role;
-    } roles[] = {{"system", ROLE_SYSTEM},       {"developer", ROLE_SYSTEM}, {"user", ROLE_USER},
-                 {"assistant", ROLE_ASSISTANT}, {"tool", ROLE_TOOL},        {"function", ROLE_TOOL}};
-    if (!json_is_object(message->json))
-        return error_set(error, CALLA_BAD_INPUT,
-                         "messages[%zu] must be an object with a role and a content, not %s.", index,
-                         quote(message->json).text);
-    const json_t *role = json_object_get(message->json, "role");
-    for (size_t i = 0; json_is_string(role) && i < sizeof roles / sizeof *roles; i++) {
-        if (json_string_length(role) == strlen(roles[i].name) &&
-            strcmp(json_string_value(role), roles[i].name) == 0) {
-            message->role_name = roles[i].name;
-            message->role = roles[i].role;
-            return read_content(message, index, error);
-        }
-    }
-    return error_set(error, CALLA_BAD_INPUT,
-                     "messages[%zu]: the role must be system, developer, user, assistant or tool, not %s.",
-                     index, quote(role).text);
-}
-
-static void conversation_free(struct conversation *conversation) {
-    for (size_t i = 0; i < conversation->count; i++)
-        free(conversation->messages[i].joined);
-    free(conversation->messages);
-}
-
-static bool read_conversation(struct conversation *conversation, const json_t *messages,
-                              struct calla_error *error) {
-    if (!json_is_array(messages))
-        return error_set(error, CALLA_BAD_INPUT, "\"messages\" must be a list of messages, not %s.",
-                         quote(messages).text);
-    size_t count = json_array_size(messages);
-    if (count == 0)
-        return error_set(error, CALLA_BAD_INPUT, "\"messages\" is empty: send at least one message.");
-    conversation->messages = calloc(count, sizeof *conversation->messages);
-    if (conversation->messages == NULL)
-        return error_memory(error, "the messages", count * sizeof *conversation->messages);
-    conversation->count = count;
-    for (size_t i = 0; i < count; i++) {
-        struct message *message = &conversation->messages[i];
-        message->json = json_array_get(messages, i);
-        if (!read_message(message, i, error))
-            return false;
-        if (message->role == ROLE_SYSTEM && conversation->leading == i)
-            conversation->leading = i + 1;
-        /* A user message that only carries a tool's response asks nothing: it continues the turn. */
-        bool response = begins_with(message->content, "<tool_response>") &&
-                        ends_with(message->content, "</tool_response>");
-        if (message->role == ROLE_USER && !response)
-            conversation->turn = i + 1;
-    }
-    return true;
-}
-
 /* Rendering */
 
 /* The leading system messages, an empty line between those that say something. */
-static void render_system(struct rendered *out, const struct conversation *conversation, const char *before) {
+static void render_system(struct rendered *out, const struct chat_messages *conversation,
+                          const char *before) {
     for (size_t i = 0; i < conversation->leading; i++) {
         struct slice content = conversation->messages[i].content;
         if (content.size == 0)
@@ -329,11 +77,11 @@ static void render_system(struct rendered *out, const struct conversation *conve
     }
 }
 
-static bool render_head(struct rendered *out, const struct conversation *conversation, const json_t *tools,
+static bool render_head(struct rendered *out, const struct chat_messages *conversation, const json_t *tools,
                         struct calla_error *error) {
     if (tools != NULL && !json_is_null(tools) && !json_is_array(tools))
         return error_set(error, CALLA_BAD_INPUT, "\"tools\" must be a list of tools, not %s.",
-                         quote(tools).text);
+                         chat_quote(tools).text);
     size_t tool_count = json_array_size(tools);
     if (tool_count > 0) {
         literal(out, tools_before);
@@ -341,7 +89,7 @@ static bool render_head(struct rendered *out, const struct conversation *convers
             const json_t *tool = json_array_get(tools, i);
             if (!json_is_object(tool))
                 return error_set(error, CALLA_BAD_INPUT, "tools[%zu] must be an object, not %s.", i,
-                                 quote(tool).text);
+                                 chat_quote(tool).text);
             literal(out, "\n");
             json_write_python(&out->text, tool);
         }
@@ -361,7 +109,7 @@ static void render_parameter(struct rendered *out, struct slice name, const json
     plain(out, name);
     literal(out, ">\n");
     if (json_is_string(value))
-        plain(out, string_slice(value));
+        plain(out, chat_string(value));
     else
         json_write_python(&out->text, value);
     literal(out, "\n</parameter>\n");
@@ -385,7 +133,7 @@ static void render_arguments(struct rendered *out, const json_t *arguments) {
     }
     json_t *parsed = NULL;
     if (json_is_string(arguments)) {
-        struct slice text = trim(string_slice(arguments));
+        struct slice text = slice_trim(chat_string(arguments));
         if (text.size == 0)
             return;
         parsed = json_loadb(text.text, text.size, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
@@ -398,31 +146,32 @@ static void render_arguments(struct rendered *out, const json_t *arguments) {
 }
 
 static bool render_call(struct rendered *out, const json_t *call, const char *opening, size_t index,
-                        const struct message *message, struct calla_error *error) {
+                        const struct chat_message *message, struct calla_error *error) {
     const json_t *function = json_object_get(call, "function");
     if (function == NULL)
         function = call;
     const json_t *name = json_object_get(function, "name");
     if (!json_is_string(name))
-        return bad_message(error, index, message,
-                           "a tool call must be an object with a function that has a name; the name is ",
-                           quote(name).text);
+        return chat_bad_message(error, index, message,
+                                "a tool call must be an object with a function that has a name; the name is ",
+                                chat_quote(name).text);
     literal(out, opening);
     literal(out, "<tool_call>\n<function=");
-    plain(out, string_slice(name));
+    plain(out, chat_string(name));
     literal(out, ">\n");
     render_arguments(out, json_object_get(function, "arguments"));
     literal(out, "</function>\n</tool_call>");
     return true;
 }
 
-static bool render_calls(struct rendered *out, bool after_text, size_t index, const struct message *message,
-                         struct calla_error *error) {
+static bool render_calls(struct rendered *out, bool after_text, size_t index,
+                         const struct chat_message *message, struct calla_error *error) {
     const json_t *calls = json_object_get(message->json, "tool_calls");
     const json_t *legacy = json_object_get(message->json, "function_call");
     const char *opening = after_text ? "\n\n" : "";
     if (calls != NULL && !json_is_null(calls) && !json_is_array(calls))
-        return bad_message(error, index, message, "its tool_calls must be a list, not ", quote(calls).text);
+        return chat_bad_message(error, index, message, "its tool_calls must be a list, not ",
+                                chat_quote(calls).text);
     if (json_array_size(calls) == 0 && json_is_object(legacy))
         return render_call(out, legacy, opening, index, message, error);
     for (size_t i = 0; i < json_array_size(calls); i++) {
@@ -436,12 +185,12 @@ static bool render_calls(struct rendered *out, bool after_text, size_t index, co
 /* Moves a think block out of the content: what lies before the first "</think>", from the last "<think>"
  * there on, is reasoning; what lies after the last "</think>" is left. */
 static void split_thinking(struct slice *content, struct slice *reasoning) {
-    const char *first = find_first(*content, "</think>"), *last = find_last(*content, "</think>");
+    const char *first = slice_find_first(*content, "</think>"), *last = slice_find_last(*content, "</think>");
     if (first == NULL || last == NULL)
         return;
     struct slice before = {content->text, (size_t)(first - content->text)};
-    before = trim_newlines(before, false, true);
-    const char *begin = find_last(before, "<think>");
+    before = slice_trim_newlines(before, false, true);
+    const char *begin = slice_find_last(before, "<think>");
     if (begin != NULL) {
         begin += strlen("<think>");
         before = (struct slice){begin, before.size - (size_t)(begin - before.text)};
@@ -449,31 +198,31 @@ static void split_thinking(struct slice *content, struct slice *reasoning) {
     *reasoning = before;
     last += strlen("</think>");
     struct slice after = {last, content->size - (size_t)(last - content->text)};
-    *content = trim_newlines(after, true, false);
+    *content = slice_trim_newlines(after, true, false);
 }
 
 static bool render_assistant(struct rendered *out, bool show_reasoning, size_t index,
-                             const struct message *message, struct calla_error *error) {
+                             const struct chat_message *message, struct calla_error *error) {
     const json_t *given = json_object_get(message->json, "reasoning_content");
-    struct slice content = message->content, reasoning = string_slice(given);
+    struct slice content = message->content, reasoning = chat_string(given);
     if (!json_is_string(given))
         split_thinking(&content, &reasoning);
     literal(out, "<|im_start|>assistant\n");
     if (show_reasoning) {
         literal(out, "<think>\n");
-        plain(out, trim(reasoning));
+        plain(out, slice_trim(reasoning));
         literal(out, "\n</think>\n\n");
     }
     plain(out, content);
-    if (!render_calls(out, trim(content).size > 0, index, message, error))
+    if (!render_calls(out, slice_trim(content).size > 0, index, message, error))
         return false;
     literal(out, "<|im_end|>\n");
     return true;
 }
 
-static bool render_message(struct rendered *out, const struct conversation *conversation, size_t index,
+static bool render_message(struct rendered *out, const struct chat_messages *conversation, size_t index,
                            bool preserve_thinking, struct calla_error *error) {
-    const struct message *message = &conversation->messages[index];
+    const struct chat_message *message = &conversation->messages[index];
     switch (message->role) {
     case ROLE_SYSTEM:
     case ROLE_USER:
@@ -540,20 +289,21 @@ bool chat_template_render(const json_t *request, struct rendered *out, struct ca
     memset(out, 0, sizeof *out);
     if (!json_is_object(request))
         return error_set(error, CALLA_BAD_INPUT,
-                         "The request must be a JSON object with \"messages\", not %s.", quote(request).text);
+                         "The request must be a JSON object with \"messages\", not %s.",
+                         chat_quote(request).text);
     const json_t *keywords = json_object_get(request, "chat_template_kwargs");
     if (keywords != NULL && !json_is_object(keywords) && !json_is_null(keywords))
         return error_set(error, CALLA_BAD_INPUT, "\"chat_template_kwargs\" must be an object, not %s.",
-                         quote(keywords).text);
+                         chat_quote(keywords).text);
     const json_t *generate = find_option(request, "add_generation_prompt");
     bool preserve_thinking = json_is_true(find_option(request, "preserve_thinking"));
 
-    struct conversation conversation = {0};
-    bool ok = read_conversation(&conversation, json_object_get(request, "messages"), error) &&
+    struct chat_messages conversation = {0};
+    bool ok = chat_messages_read(&conversation, json_object_get(request, "messages"), error) &&
               render_head(out, &conversation, json_object_get(request, "tools"), error);
     for (size_t i = conversation.leading; ok && i < conversation.count; i++)
         ok = render_message(out, &conversation, i, preserve_thinking, error);
-    conversation_free(&conversation);
+    chat_messages_free(&conversation);
     if (ok && (generate == NULL || truthy(generate))) {
         out->thinking = thinking_enabled(request);
         literal(out, "<|im_start|>assistant\n");

@@ -63,7 +63,7 @@ static char *parse(const char *raw, size_t size, const size_t *cuts, size_t cut_
     struct calla_error error = {0};
     struct record record = {0};
     struct reply_parser *parser = reply_parser_new((flags & THINKING) != 0, flags & NO_TOOLS ? NULL : tools,
-                                                   "call_", keep, &record, &error);
+                                                   "call_7_", keep, &record, &error);
     assert_non_null(parser);
     size_t begin = 0;
     for (size_t i = 0; i <= cut_count; i++) {
@@ -345,8 +345,8 @@ static void the_whole_reply(void **state) {
     char *result = parse_all(raw, strlen(raw), THINKING);
     assert_string_equal(
         strstr(result, "|| "),
-        "|| hm | Look. | [{\"id\":\"call_0\",\"type\":\"function\",\"function\":{\"name\":\"get_weather\","
-        "\"arguments\":\"{\\\"city\\\":\\\"Oslo\\\"}\"}},{\"id\":\"call_1\",\"type\":\"function\","
+        "|| hm | Look. | [{\"id\":\"call_7_0\",\"type\":\"function\",\"function\":{\"name\":\"get_weather\","
+        "\"arguments\":\"{\\\"city\\\":\\\"Oslo\\\"}\"}},{\"id\":\"call_7_1\",\"type\":\"function\","
         "\"function\":"
         "{\"name\":\"get_weather\",\"arguments\":\"{\\\"city\\\":\\\"Oslo\\\"}\"}}]");
     free(result);
@@ -375,7 +375,7 @@ static void a_string_is_passed_on_as_it_comes(void **state) {
     (void)state;
     struct calla_error error = {0};
     struct record record = {0};
-    struct reply_parser *parser = reply_parser_new(true, tools, "call_", keep, &record, &error);
+    struct reply_parser *parser = reply_parser_new(true, tools, "call_7_", keep, &record, &error);
     static const struct {
         const char *piece, *events;
     } steps[] = {{"I ", "|R:I"},
