@@ -73,7 +73,7 @@ static bool reserve_piece(struct encoder *encoder, size_t size) {
     free(encoder->symbols);
     free(encoder->queue);
     encoder->piece_capacity = 0;
-    encoder->symbols = malloc(capacity * sizeof *encoder->symbols);
+    encoder->symbols = calloc(capacity, sizeof *encoder->symbols);
     /* At most size - 1 merges are queued at first, and two more by each that is done. */
     encoder->queue = malloc(3 * capacity * sizeof *encoder->queue);
     if (encoder->symbols == NULL || encoder->queue == NULL)

@@ -129,6 +129,8 @@ static size_t normalize_run(const struct tokenizer *tokenizer, const char *text,
                 break;
         }
     }
+    if (taken == 0)
+        return 0;
     run_sort_marks(run, first);
     utf8proc_ssize_t count = utf8proc_normalize_utf32(run->codes, (utf8proc_ssize_t)run->count,
                                                       UTF8PROC_STABLE | UTF8PROC_COMPOSE);

@@ -24,7 +24,8 @@ static bool unsupported(const struct vocabulary *vocabulary, const char *what, c
 
 static bool malformed(const struct vocabulary *vocabulary, const char *what, const char *expected,
                       struct calla_error *error) {
-    return error_set(error, CALLA_BAD_INPUT, "%s: %s is not %s.", vocabulary->name, what, expected);
+    error_set(error, CALLA_BAD_INPUT, "%s: %s is not %s.", vocabulary->name, what, expected);
+    return false;
 }
 
 static bool is_string(const json_t *value, const char *text) {
