@@ -23,7 +23,6 @@ LAYERS = {
 # A library's header and the folders that may know it.
 LIBRARIES = {
     "jansson.h": {"base", "text", "model", "engine", "server", "cli"},
-    "pcre2.h": {"text"},
     "utf8proc.h": {"text", "cli"},
     "microhttpd.h": {"server"},
     "histedit.h": {"cli"},

