@@ -100,10 +100,10 @@ static void send_text(struct reply_parser *parser, size_t begin, size_t end) {
         solid--;
     if (solid > 0) {
         buffer_append(&parser->space, text, solid);
-        send_event(parser, reasoning ? CALLA_EVENT_REASONING : CALLA_EVENT_CONTENT, parser->space.data,
-                   parser->space.size);
         buffer_append(whole, parser->space.data, parser->space.size);
         parser->failed = parser->failed || parser->space.failed || whole->failed;
+        send_event(parser, reasoning ? CALLA_EVENT_REASONING : CALLA_EVENT_CONTENT, parser->space.data,
+                   parser->space.size);
         buffer_clear(&parser->space);
         parser->after_call = false;
     }
@@ -386,8 +386,10 @@ static bool step_after_function(struct reply_parser *parser) {
             reject_trial(parser, parser->begin);
         return true;
     }
+    /* The start of a tag at the end of the reply is that of the tag that was missing. */
+    bool closed = tag.kind == TAG_CALL_END || tag.kind == TAG_UNDECIDED;
     parser->state = CONTENT;
-    consume(parser, tag.kind == TAG_CALL_END ? tag.end : parser->begin);
+    consume(parser, closed ? tag.end : parser->begin);
     return true;
 }
 

@@ -306,6 +306,7 @@ static void a_cut_reply_ends_as_valid_json(void **state) {
     expect(CUT, "<tool_call>\n<function=write_file>\n<parameter=mode>\n42\n</parameter>",
            "|N0:write_file|A0:{\"mode\":42}");
     expect(CUT, "<tool_call>\n<function=write_file>\n<parameter=edits>\n[1, 2", "|N0:write_file|A0:{}");
+    expect(CUT, "<tool_call>\n<function=get_weather>\n</function>\n</tool_c", "|N0:get_weather|A0:{}");
     expect(CUT, OSLO "\n<tool_call>\n<fun", "|N0:get_weather|A0:{\"city\":\"Oslo\"}|C:<tool_call>\n<fun");
 }
 
