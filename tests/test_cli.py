@@ -467,6 +467,8 @@ def test_info(calla, model):
     assert memory["fits"] is True
     last = memory["contexts"][-1]
     assert last["context"] == info["architecture"]["context_limit"]
+    parts = ["weight_bytes", "session_state_bytes", "scratch_bytes"]
+    assert last["total_bytes"] == sum(memory[part] for part in parts) + last["kv_cache_bytes"]
     assert last["kv_cache_bytes"] == last["context"] * memory["kv_cache_bytes_per_token"]
     assert info["backend"]["name"] == "cpu"
     assert info["policies"]["kv_coalesced"] is None  # means nothing on a CPU
@@ -477,3 +479,10 @@ def test_info_for_people(calla, model):
     text = calla("info", "-m", model).stdout
     assert "fits" in text and re.search(r"kv_coalesced +n/a", text)
     assert re.search(r"chunk_rows +64\n", calla("info", "-m", model, "--policy", "chunk_rows=64").stdout)
+
+
+def test_smaller_chunks_need_less_scratch(calla):
+    def scratch(rows):
+        return json.loads(calla("info", "--json", "--policy", f"chunk_rows={rows}").stdout)["memory"]["scratch_bytes"]
+
+    assert 0 < scratch(64) < scratch(256)

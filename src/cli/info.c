@@ -46,8 +46,7 @@ static json_t *describe_architecture(const struct config *config, const struct w
 }
 
 /* Bytes at context sizes up to the model's limit. */
-static json_t *describe_contexts(const struct calla_model_info *info, uint64_t weight_total,
-                                 uint64_t memory) {
+static json_t *describe_contexts(const struct calla_model_info *info, uint64_t fixed, uint64_t memory) {
     static const uint32_t sizes[] = {4096, 32768, 131072, UINT32_MAX};
     json_t *contexts = json_array();
     uint32_t before = 0;
@@ -56,8 +55,7 @@ static json_t *describe_contexts(const struct calla_model_info *info, uint64_t w
         if (context == before)
             break;
         before = context;
-        uint64_t cache = info->bytes_per_position * context,
-                 total = weight_total + info->session_bytes + cache;
+        uint64_t cache = info->bytes_per_position * context, total = fixed + cache;
         json_array_append_new(contexts,
                               json_pack("{s:I, s:I, s:I, s:o}", "context", (json_int_t)context,
                                         "kv_cache_bytes", (json_int_t)cache, "total_bytes", (json_int_t)total,
@@ -66,15 +64,35 @@ static json_t *describe_contexts(const struct calla_model_info *info, uint64_t w
     return contexts;
 }
 
-static json_t *describe_memory(const struct calla_model_info *info, const struct weights *weights) {
+/* Bytes of the buffers that are filled anew by every chunk of a prompt; a step needs less. */
+static bool scratch_bytes(uint64_t *bytes, const struct config *config, const struct weights *weights,
+                          const struct policy *policy, struct calla_error *error) {
+    struct session_layout layout = {0};
+    struct plan plan = {0};
+    uint32_t limit = config->context_limit, rows = policy->chunk_rows < limit ? policy->chunk_rows : limit;
+    struct forward_options options = {.rows = rows, .logits = LOGITS_LAST};
+    bool ok = forward_layout(&layout, config, policy, limit, error) &&
+              forward_plan(&plan, config, &weights->table, policy, limit, &options, error);
+    *bytes = 0;
+    for (uint32_t i = 0; ok && i < plan.scratch_count; i++)
+        *bytes += buffer_shape_bytes(&plan.scratch[i]);
+    for (uint32_t i = 0; ok && i < STEP_BUFFER_COUNT; i++)
+        *bytes += buffer_shape_bytes(&layout.step[i]);
+    plan_free(&plan);
+    session_layout_free(&layout);
+    return ok;
+}
+
+static json_t *describe_memory(const struct calla_model_info *info, const struct weights *weights,
+                               uint64_t scratch) {
     uint64_t memory = system_memory();
-    uint64_t least = weights->bytes + info->session_bytes + info->bytes_per_position;
-    return json_pack("{s:I, s:I, s:I, s:o, s:o, s:o}", "weight_bytes", (json_int_t)weights->bytes,
+    uint64_t fixed = weights->bytes + info->session_bytes + scratch;
+    return json_pack("{s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "weight_bytes", (json_int_t)weights->bytes,
                      "session_state_bytes", (json_int_t)info->session_bytes, "kv_cache_bytes_per_token",
-                     (json_int_t)info->bytes_per_position, "machine_bytes",
-                     memory == 0 ? json_null() : json_integer((json_int_t)memory), "fits",
-                     memory == 0 ? json_null() : json_boolean(least <= memory), "contexts",
-                     describe_contexts(info, weights->bytes, memory));
+                     (json_int_t)info->bytes_per_position, "scratch_bytes", (json_int_t)scratch,
+                     "machine_bytes", memory == 0 ? json_null() : json_integer((json_int_t)memory), "fits",
+                     memory == 0 ? json_null() : json_boolean(fixed + info->bytes_per_position <= memory),
+                     "contexts", describe_contexts(info, fixed, memory));
 }
 
 static json_t *describe_backend(const char *backend) {
@@ -117,36 +135,55 @@ static json_t *describe_sampling(const struct calla_model *model) {
                      (double)sampling.repetition_penalty);
 }
 
-/* Reads what the description needs. NULL with an error. */
+/* What is described, read from the model's folder. */
+struct subject {
+    struct config config;
+    struct weights weights;
+    bool have_weights;
+    struct calla_model *model;
+    struct calla_model_info info;
+    struct policy policy;
+    uint64_t scratch;
+};
+
+static void subject_close(struct subject *subject) {
+    calla_model_close(subject->model);
+    if (subject->have_weights)
+        weights_close(&subject->weights);
+    config_free(&subject->config);
+}
+
+static bool subject_open(struct subject *subject, const struct model_flags *flags, const char *path,
+                         struct calla_error *error) {
+    memset(subject, 0, sizeof *subject);
+    if (!config_read(&subject->config, path, error) ||
+        !(subject->have_weights = weights_open(&subject->weights, &subject->config, path, error)) ||
+        (subject->model = open_model(flags, true, error)) == NULL)
+        return false;
+    calla_model_info(subject->model, &subject->info);
+    policy_defaults(&subject->policy, subject->info.backend);
+    for (size_t i = 0; i < flags->policies.count; i++)
+        if (!policy_set(&subject->policy, subject->info.backend, flags->policies.values[i], error))
+            return false;
+    return scratch_bytes(&subject->scratch, &subject->config, &subject->weights, &subject->policy, error);
+}
+
 static json_t *describe(const struct model_flags *flags, const char *path, struct calla_error *error) {
-    struct config config = {0};
-    struct weights weights = {0};
-    struct calla_model *model = NULL;
+    struct subject subject;
     json_t *description = NULL;
-    bool have_weights = false;
-    if (config_read(&config, path, error) && (have_weights = weights_open(&weights, &config, path, error)) &&
-        (model = open_model(flags, true, error)) != NULL) {
-        struct calla_model_info info;
-        calla_model_info(model, &info);
-        struct policy policy;
-        policy_defaults(&policy, info.backend);
-        bool ok = true;
-        for (size_t i = 0; ok && i < flags->policies.count; i++)
-            ok = policy_set(&policy, info.backend, flags->policies.values[i], error);
-        if (ok)
-            description = json_pack("{s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o}", "name", info.name, "path",
-                                    path, "architecture", describe_architecture(&config, &weights), "memory",
-                                    describe_memory(&info, &weights), "tokenizer",
-                                    describe_tokenizer(model, &info, &config), "sampling",
-                                    describe_sampling(model), "backend", describe_backend(info.backend),
-                                    "policies", describe_policies(&policy, info.backend));
-        if (ok && description == NULL)
+    if (subject_open(&subject, flags, path, error)) {
+        const struct calla_model_info *info = &subject.info;
+        description =
+            json_pack("{s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o}", "name", info->name, "path", path,
+                      "architecture", describe_architecture(&subject.config, &subject.weights), "memory",
+                      describe_memory(info, &subject.weights, subject.scratch), "tokenizer",
+                      describe_tokenizer(subject.model, info, &subject.config), "sampling",
+                      describe_sampling(subject.model), "backend", describe_backend(info->backend),
+                      "policies", describe_policies(&subject.policy, info->backend));
+        if (description == NULL)
             error_set(error, CALLA_BAD_INPUT, "%s cannot be described: a name in it is not UTF-8.", path);
     }
-    calla_model_close(model);
-    if (have_weights)
-        weights_close(&weights);
-    config_free(&config);
+    subject_close(&subject);
     return description;
 }
 
@@ -174,6 +211,7 @@ static void print_memory(const json_t *memory) {
     printf("\nMemory\n");
     printf("  weights           %s\n", bytes_text(text, number_of(memory, "weight_bytes")));
     printf("  session state     %s\n", bytes_text(text, number_of(memory, "session_state_bytes")));
+    printf("  scratch           %s\n", bytes_text(text, number_of(memory, "scratch_bytes")));
     printf("  KV cache          %s a token\n",
            bytes_text(text, number_of(memory, "kv_cache_bytes_per_token")));
     bool known = json_is_integer(json_object_get(memory, "machine_bytes"));
