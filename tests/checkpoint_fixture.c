@@ -1,14 +1,13 @@
+#include "unit.h"
+
 #include "checkpoint_fixture.h"
 
-#include <dirent.h>
 #include <jansson.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "base/file.h"
 #include "model/synth.h"
+#include "scratch.h"
 
 static const char *const CONTROL_TOKENS[] = {
     "<|endoftext|>",   "<|im_start|>",     "<|im_end|>", "<tool_call>", "</tool_call>",
@@ -72,55 +71,80 @@ static const char CONFIG[] =
     "  \"num_experts\": 8, \"num_experts_per_tok\": 3, \"moe_intermediate_size\": 64,"
     "  \"shared_expert_intermediate_size\": 64, \"hidden_act\": \"silu\", \"rms_norm_eps\": 1e-06}}";
 
-static bool write_text(const char *folder, const char *name, const char *text) {
-    char *path = path_join(folder, name);
-    FILE *file = path == NULL ? NULL : fopen(path, "wb");
-    free(path);
-    if (file == NULL)
-        return false;
-    bool ok = fputs(text, file) >= 0;
-    return fclose(file) == 0 && ok;
-}
-
 bool checkpoint_fixture_make(struct checkpoint_fixture *fixture, uint64_t seed) {
-    snprintf(fixture->folder, sizeof fixture->folder, "/tmp/calla-test-XXXXXX");
-    if (mkdtemp(fixture->folder) == NULL)
-        return false;
-    char source[80], model[80];
-    snprintf(source, sizeof source, "%s/source.json", fixture->folder);
-    snprintf(model, sizeof model, "%s/model", fixture->folder);
+    fixture->folder = scratch_new();
+    fixture->model = scratch_path(fixture->folder, "model");
+    char *source = scratch_path(fixture->folder, "source.json");
+    scratch_write_text(fixture->folder, "source.json", CONFIG);
+    struct synth_result result;
+    struct synth_options options = {.config = source, .out = fixture->model, .seed = seed, .shards = 2};
+    struct calla_error error = {0};
+    bool ok = synth_write(&options, &result, &error);
+    if (!ok)
+        print_error("%s\n", error.message);
     json_t *tokenizer = tokenizer_json();
     char *text = tokenizer == NULL ? NULL : json_dumps(tokenizer, 0);
-    struct synth_result result;
-    struct synth_options options = {.config = source, .out = model, .seed = seed, .shards = 2};
-    struct calla_error error = {0};
-    bool ok = text != NULL && write_text(fixture->folder, "source.json", CONFIG) &&
-              synth_write(&options, &result, &error) && write_text(model, "tokenizer.json", text);
-    if (!ok)
-        fprintf(stderr, "fixture: %s\n", error.message);
+    if (ok && text != NULL)
+        scratch_write_text(fixture->model, "tokenizer.json", text);
     json_decref(tokenizer);
+    free(source);
     free(text);
-    return ok;
-}
-
-static void remove_tree(const char *path) {
-    DIR *folder = opendir(path);
-    struct dirent *entry;
-    while (folder != NULL && (entry = readdir(folder)) != NULL) {
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
-            continue;
-        char *child = path_join(path, entry->d_name);
-        if (child != NULL && file_kind(child) == FILE_FOLDER)
-            remove_tree(child);
-        else if (child != NULL)
-            unlink(child);
-        free(child);
-    }
-    if (folder != NULL)
-        closedir(folder);
-    rmdir(path);
+    return ok && text != NULL;
 }
 
 void checkpoint_fixture_remove(struct checkpoint_fixture *fixture) {
-    remove_tree(fixture->folder);
+    free(fixture->model);
+    scratch_remove(fixture->folder);
+}
+
+/* One checkpoint for the whole file: *state is its struct checkpoint_fixture. */
+int checkpoint_setup(void **state) {
+    struct checkpoint_fixture *fixture = calloc(1, sizeof *fixture);
+    *state = fixture;
+    return fixture != NULL && checkpoint_fixture_make(fixture, 7) ? 0 : -1;
+}
+
+int checkpoint_teardown(void **state) {
+    checkpoint_fixture_remove(*state);
+    free(*state);
+    return 0;
+}
+
+struct calla_model *checkpoint_model(void **state, const char *backend, int threads, const char *policy) {
+    const struct checkpoint_fixture *fixture = *state;
+    struct calla_model_options options = {.path = fixture->model, .backend = backend, .threads = threads};
+    if (policy != NULL)
+        options.policies = &policy, options.policy_count = 1;
+    struct calla_error error = {0};
+    struct calla_model *model = calla_model_open(&options, &error);
+    if (model == NULL)
+        print_error("%s\n", error.message);
+    assert_non_null(model);
+    return model;
+}
+
+struct calla_session *checkpoint_session(struct calla_model *model) {
+    struct calla_error error = {0};
+    struct calla_session *session = calla_session_open(model, NULL, &error);
+    if (session == NULL)
+        print_error("%s\n", error.message);
+    assert_non_null(session);
+    return session;
+}
+
+void some_tokens(int32_t *tokens, size_t count, uint32_t seed) {
+    for (size_t i = 0; i < count; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        tokens[i] = (int32_t)(seed >> 24);
+    }
+}
+
+const float *read_all(struct calla_session *session, const int32_t *tokens, size_t count, size_t *computed) {
+    struct calla_error error = {0};
+    if (!calla_session_read(session, tokens, count, computed, NULL, &error))
+        fail_msg("%s", error.message);
+    const float *logits = calla_session_logits(session, &error);
+    if (logits == NULL)
+        fail_msg("%s", error.message);
+    return logits;
 }

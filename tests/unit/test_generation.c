@@ -3,174 +3,10 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "calla.h"
 #include "checkpoint_fixture.h"
 #include "model/weights.h"
 
-/* One checkpoint for the whole file: *state is its struct checkpoint_fixture. */
-static int make(void **state) {
-    struct checkpoint_fixture *fixture = calloc(1, sizeof *fixture);
-    *state = fixture;
-    return fixture != NULL && checkpoint_fixture_make(fixture, 7) ? 0 : -1;
-}
-
-static int unmake(void **state) {
-    checkpoint_fixture_remove(*state);
-    free(*state);
-    return 0;
-}
-
-static struct calla_model *open_model(void **state, const char *backend, int threads, const char *policy) {
-    const struct checkpoint_fixture *fixture = *state;
-    char path[80];
-    snprintf(path, sizeof path, "%s/model", fixture->folder);
-    struct calla_model_options options = {.path = path, .backend = backend, .threads = threads};
-    if (policy != NULL)
-        options.policies = &policy, options.policy_count = 1;
-    struct calla_error error = {0};
-    struct calla_model *model = calla_model_open(&options, &error);
-    if (model == NULL)
-        print_error("%s\n", error.message);
-    assert_non_null(model);
-    return model;
-}
-
-static struct calla_session *open_session(struct calla_model *model) {
-    struct calla_error error = {0};
-    struct calla_session *session = calla_session_open(model, NULL, &error);
-    if (session == NULL)
-        print_error("%s\n", error.message);
-    assert_non_null(session);
-    return session;
-}
-
 #define LENGTH 150
-
-static void some_tokens(int32_t *tokens, size_t count, uint32_t seed) {
-    for (size_t i = 0; i < count; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        tokens[i] = (int32_t)(seed >> 24);
-    }
-}
-
-static const float *read_all(struct calla_session *session, const int32_t *tokens, size_t count,
-                             size_t *computed) {
-    struct calla_error error = {0};
-    if (!calla_session_read(session, tokens, count, computed, NULL, &error))
-        fail_msg("%s", error.message);
-    const float *logits = calla_session_logits(session, &error);
-    if (logits == NULL)
-        fail_msg("%s", error.message);
-    return logits;
-}
-
-static void bits_depend_on_neither_chunks_nor_threads(void **state) {
-    int32_t tokens[LENGTH];
-    some_tokens(tokens, LENGTH, 1);
-    float first[FIXTURE_VOCABULARY];
-    static const char *const chunks[] = {"chunk_rows=512", "chunk_rows=64", "chunk_rows=7", "chunk_rows=1"};
-    for (int threads = 1; threads <= 3; threads++)
-        for (size_t c = 0; c < sizeof chunks / sizeof *chunks; c++) {
-            struct calla_model *model = open_model(state, "cpu", threads, chunks[c]);
-            struct calla_session *session = open_session(model);
-            const float *logits = read_all(session, tokens, LENGTH, NULL);
-            if (threads == 1 && c == 0)
-                memcpy(first, logits, sizeof first);
-            assert_memory_equal(first, logits, sizeof first);
-            calla_session_close(session);
-            calla_model_close(model);
-        }
-    float spread = 0;
-    for (int i = 1; i < FIXTURE_VOCABULARY; i++)
-        spread += fabsf(first[i] - first[0]);
-    assert_true(spread > 0.1f);
-}
-
-static void reading_on_equals_reading_afresh(void **state) {
-    struct calla_model *model = open_model(state, "cpu", 2, "chunk_rows=32");
-    struct calla_session *session = open_session(model);
-    int32_t tokens[LENGTH], other[LENGTH];
-    some_tokens(tokens, LENGTH, 2);
-    some_tokens(other, LENGTH, 3);
-    float fresh[FIXTURE_VOCABULARY];
-    size_t computed;
-    memcpy(fresh, read_all(session, tokens, LENGTH, &computed), sizeof fresh);
-    assert_int_equal(computed, LENGTH);
-    /* The same again: nothing to compute. */
-    assert_memory_equal(fresh, read_all(session, tokens, LENGTH, &computed), sizeof fresh);
-    assert_int_equal(computed, 0);
-    /* Another text starts over; a prefix cannot be rewound to; its continuation is only continued. */
-    read_all(session, other, LENGTH, &computed);
-    assert_int_equal(computed, LENGTH);
-    read_all(session, tokens, 40, &computed);
-    assert_int_equal(computed, 40);
-    assert_memory_equal(fresh, read_all(session, tokens, LENGTH, &computed), sizeof fresh);
-    assert_int_equal(computed, LENGTH - 40);
-    read_all(session, tokens, 40, &computed);
-    assert_int_equal(computed, 40);
-    assert_int_equal(calla_session_position(session), 40);
-    calla_session_close(session);
-    calla_model_close(model);
-}
-
-struct rows {
-    float last[FIXTURE_VOCABULARY];
-    float middle[FIXTURE_VOCABULARY];
-    size_t count;
-};
-
-static bool keep_rows(void *user, size_t index, const float *logits) {
-    struct rows *rows = user;
-    assert_int_equal(index, rows->count);
-    rows->count++;
-    if (index == 40)
-        memcpy(rows->middle, logits, sizeof rows->middle);
-    memcpy(rows->last, logits, sizeof rows->last);
-    return true;
-}
-
-static void evaluation_gives_every_position(void **state) {
-    struct calla_model *model = open_model(state, "cpu", 2, NULL);
-    struct calla_session *session = open_session(model);
-    int32_t tokens[LENGTH];
-    some_tokens(tokens, LENGTH, 4);
-    static struct rows rows;
-    memset(&rows, 0, sizeof rows);
-    assert_true(calla_session_evaluate(session, tokens, LENGTH, keep_rows, &rows, NULL));
-    assert_int_equal(rows.count, LENGTH);
-    assert_memory_equal(rows.last, read_all(session, tokens, LENGTH, NULL), sizeof rows.last);
-    assert_memory_equal(rows.middle, read_all(session, tokens, 41, NULL), sizeof rows.middle);
-    calla_session_close(session);
-    calla_model_close(model);
-}
-
-static void limits_and_bad_tokens_are_errors(void **state) {
-    struct calla_model *model = open_model(state, "cpu", 1, NULL);
-    struct calla_error error = {0};
-    struct calla_session_options options = {.context = 513};
-    assert_null(calla_session_open(model, &options, &error));
-    assert_non_null(strstr(error.message, "513"));
-    assert_non_null(strstr(error.message, "512"));
-    options.context = 16;
-    struct calla_session *session = calla_session_open(model, &options, &error);
-    assert_non_null(session);
-    int32_t tokens[17];
-    some_tokens(tokens, 17, 5);
-    assert_false(calla_session_read(session, tokens, 17, NULL, NULL, &error));
-    assert_int_equal(error.status, CALLA_CONTEXT_FULL);
-    assert_non_null(strstr(error.message, "17"));
-    assert_non_null(strstr(error.message, "16"));
-    assert_false(calla_session_read(session, tokens, 0, NULL, NULL, &error));
-    static const int32_t bad[] = {-1, 265, FIXTURE_VOCABULARY, INT32_MAX, INT32_MIN};
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        tokens[3] = bad[i];
-        assert_false(calla_session_read(session, tokens, 8, NULL, NULL, &error));
-        assert_int_equal(error.status, CALLA_BAD_INPUT);
-    }
-    assert_null(calla_session_logits(session, &error));
-    calla_session_close(session);
-    calla_model_close(model);
-}
 
 /* A prompt of one user message. */
 static void render(struct calla_model *model, const char *text, bool thinking, struct calla_prompt *prompt) {
@@ -201,8 +37,8 @@ static struct calla_generate_options greedy(uint32_t max_tokens) {
 }
 
 static void greedy_repeats_and_counts(void **state) {
-    struct calla_model *model = open_model(state, "cpu", 2, NULL);
-    struct calla_session *session = open_session(model);
+    struct calla_model *model = checkpoint_model(state, "cpu", 2, NULL);
+    struct calla_session *session = checkpoint_session(model);
     struct calla_prompt prompt;
     render(model, "Hello", false, &prompt);
     struct calla_generate_options options = greedy(20);
@@ -225,8 +61,8 @@ static void greedy_repeats_and_counts(void **state) {
 }
 
 static void seeds_repeat_and_differ_and_padding_never_comes(void **state) {
-    struct calla_model *model = open_model(state, "cpu", 2, NULL);
-    struct calla_session *session = open_session(model);
+    struct calla_model *model = checkpoint_model(state, "cpu", 2, NULL);
+    struct calla_session *session = checkpoint_session(model);
     struct calla_prompt prompt;
     render(model, "Hello", false, &prompt);
     struct calla_generate_options options = greedy(200);
@@ -256,8 +92,8 @@ static void seeds_repeat_and_differ_and_padding_never_comes(void **state) {
 }
 
 static void end_tokens_end_and_thinking_closes_first(void **state) {
-    struct calla_model *model = open_model(state, "cpu", 2, NULL);
-    struct calla_session *session = open_session(model);
+    struct calla_model *model = checkpoint_model(state, "cpu", 2, NULL);
+    struct calla_session *session = checkpoint_session(model);
     for (int32_t id = 256; id <= 258; id++) { /* both end tokens, and the one that would open a turn */
         struct calla_logit_bias bias = {.token = id, .bias = 1000};
         struct calla_generate_options options = greedy(50);
@@ -287,7 +123,7 @@ static void end_tokens_end_and_thinking_closes_first(void **state) {
 }
 
 static void the_context_ends_a_reply(void **state) {
-    struct calla_model *model = open_model(state, "cpu", 2, NULL);
+    struct calla_model *model = checkpoint_model(state, "cpu", 2, NULL);
     struct calla_prompt prompt;
     render(model, "Hello", false, &prompt);
     struct calla_session_options session_options = {.context = (uint32_t)prompt.tokens.count + 5};
@@ -319,8 +155,8 @@ static bool refuse(void *user, const char *what, uint64_t done, uint64_t total) 
 }
 
 static void callers_can_cancel(void **state) {
-    struct calla_model *model = open_model(state, "cpu", 2, "chunk_rows=16");
-    struct calla_session *session = open_session(model);
+    struct calla_model *model = checkpoint_model(state, "cpu", 2, "chunk_rows=16");
+    struct calla_session *session = checkpoint_session(model);
     struct calla_prompt prompt;
     render(model, "Hello", false, &prompt);
     struct calla_logit_bias bias = {.token = 'a', .bias = 1000};
@@ -348,8 +184,8 @@ static void callers_can_cancel(void **state) {
 }
 
 static void stops_end_content_and_sleep_in_thinking(void **state) {
-    struct calla_model *model = open_model(state, "cpu", 2, NULL);
-    struct calla_session *session = open_session(model);
+    struct calla_model *model = checkpoint_model(state, "cpu", 2, NULL);
+    struct calla_session *session = checkpoint_session(model);
     struct calla_logit_bias bias = {.token = 'a', .bias = 1000};
     static const char *const stops[] = {"zz", "aaa"};
     struct calla_generate_options options = greedy(20);
@@ -392,7 +228,7 @@ static const char WITH_TOOLS[] =
     "\"properties\":{}}}}]}";
 
 static void a_required_call_comes(void **state) {
-    struct calla_model *model = open_model(state, "cpu", 2, NULL);
+    struct calla_model *model = checkpoint_model(state, "cpu", 2, NULL);
     struct calla_session_options session_options = {.context = 512};
     struct calla_session *session = calla_session_open(model, &session_options, NULL);
     assert_non_null(session);
@@ -455,8 +291,8 @@ static bool hear_token(void *user, const struct calla_token_event *event) {
 }
 
 static void logprobs_are_those_of_the_distribution(void **state) {
-    struct calla_model *model = open_model(state, "cpu", 2, NULL);
-    struct calla_session *session = open_session(model);
+    struct calla_model *model = checkpoint_model(state, "cpu", 2, NULL);
+    struct calla_session *session = checkpoint_session(model);
     struct calla_prompt prompt;
     render(model, "Hello", false, &prompt);
     struct heard heard = {0};
@@ -490,8 +326,8 @@ static void logprobs_are_those_of_the_distribution(void **state) {
 }
 
 static void bad_sampling_is_refused(void **state) {
-    struct calla_model *model = open_model(state, "cpu", 1, NULL);
-    struct calla_session *session = open_session(model);
+    struct calla_model *model = checkpoint_model(state, "cpu", 1, NULL);
+    struct calla_session *session = checkpoint_session(model);
     struct calla_prompt prompt;
     render(model, "Hello", false, &prompt);
     struct calla_logit_bias bias = {.token = 265, .bias = 1};
@@ -541,11 +377,9 @@ static void damaged_weights_give_an_error_and_not_text(void **state) {
     struct checkpoint_fixture damaged;
     void *pointer = &damaged;
     assert_true(checkpoint_fixture_make(&damaged, 8));
-    char path[80];
-    snprintf(path, sizeof path, "%s/model", damaged.folder);
-    damage(path);
-    struct calla_model *model = open_model(&pointer, "cpu", 2, NULL);
-    struct calla_session *session = open_session(model);
+    damage(damaged.model);
+    struct calla_model *model = checkpoint_model(&pointer, "cpu", 2, NULL);
+    struct calla_session *session = checkpoint_session(model);
     struct calla_prompt prompt;
     render(model, "Hello", false, &prompt);
     for (int sampled = 0; sampled < 2; sampled++) {
@@ -579,8 +413,8 @@ static void fused_and_plain_plans_give_the_same_text(void **state) {
     };
     int32_t first[30];
     for (size_t i = 0; i < sizeof policies / sizeof *policies; i++) {
-        struct calla_model *model = open_model(state, "cpu", 2, policies[i]);
-        struct calla_session *session = open_session(model);
+        struct calla_model *model = checkpoint_model(state, "cpu", 2, policies[i]);
+        struct calla_session *session = checkpoint_session(model);
         struct calla_prompt prompt;
         render(model, "Hello", false, &prompt);
         struct calla_logit_bias ends[] = {{256, -1000}, {257, -1000}, {258, -1000}};
@@ -601,10 +435,6 @@ static void fused_and_plain_plans_give_the_same_text(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bits_depend_on_neither_chunks_nor_threads),
-        cmocka_unit_test(reading_on_equals_reading_afresh),
-        cmocka_unit_test(evaluation_gives_every_position),
-        cmocka_unit_test(limits_and_bad_tokens_are_errors),
         cmocka_unit_test(greedy_repeats_and_counts),
         cmocka_unit_test(seeds_repeat_and_differ_and_padding_never_comes),
         cmocka_unit_test(end_tokens_end_and_thinking_closes_first),
@@ -617,5 +447,5 @@ int main(void) {
         cmocka_unit_test(damaged_weights_give_an_error_and_not_text),
         cmocka_unit_test(fused_and_plain_plans_give_the_same_text),
     };
-    return cmocka_run_group_tests(tests, make, unmake);
+    return cmocka_run_group_tests(tests, checkpoint_setup, checkpoint_teardown);
 }
