@@ -44,7 +44,7 @@ setup-tests:
 
 demo: setup all
 	@echo; echo "$$ $(BUILD_DIR)/calla run \"$(PROMPT)\""
-	@"$(BUILD_DIR)/calla" run "$(PROMPT)"
+	@unset CALLA_MODEL; "$(BUILD_DIR)/calla" run "$(PROMPT)"
 	@echo; echo "make demo took $$(( $$(date +%s) - $(START) )) seconds"
 
 test: setup-tests unit

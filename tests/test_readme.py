@@ -2,8 +2,8 @@
 
 A `console` block is a transcript: every line after `$ ` is run in the project's folder, and what follows it must be
 what it prints (a line `...` stands for any lines, `...` at a line's end for any rest). An `sh` block holds commands that
-need the real model, root or a fresh machine; of these the targets, the programs and every flag must exist. A number
-in the section "Numbers" must stand in docs/performance.md or in the bundled model's card.
+need the real model, root or a fresh machine; of these the targets, the programs and every flag must exist. A number in the
+section "Numbers" must stand on the page that its item links to.
 """
 
 import re
@@ -47,7 +47,7 @@ def pattern(expected):
     return "".join(lines)
 
 
-@pytest.mark.parametrize("command, expected", transcripts(), ids=lambda text: text.splitlines()[0] if text else "-")
+@pytest.mark.parametrize("command, expected", list(transcripts()), ids=lambda text: text.splitlines()[0] if text else "-")
 def test_transcripts_are_true(command, expected, binary):
     result = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command],
@@ -122,11 +122,17 @@ def test_every_command_is_named(calla):
         assert f"`{command}`" in README, f"the README does not tell of calla {command}"
 
 
-def test_numbers_were_measured():
+def test_numbers_stand_on_the_pages_that_measured_them():
     section = re.search(r"^## Numbers\n(.*?)(?=^## |\Z)", README, re.M | re.S)
     assert section, "the README has no section Numbers"
-    sources = (ROOT / "docs" / "performance.md").read_text() + (ROOT / "models/calla-tiny/README.md").read_text()
-    numbers = re.findall(r"(?<![\w.])\d[\d.,]*\d|\b\d\b", section[1])
-    assert numbers
-    for number in numbers:
-        assert re.search(rf"(?<![\d.,]){re.escape(number)}(?![\d])", sources), f"{number} is in no table of measurements"
+    items = re.split(r"^- ", section[1], flags=re.M)[1:]
+    assert len(items) >= 3
+    for item in items:
+        page = re.findall(r"\]\(([^)]+)\)", item)[-1]
+        text = (ROOT / page).read_text()
+        words = re.sub(r"\[[^]]*\]\([^)]*\)", "", item)
+        numbers = re.findall(r"(?<![\w.-])\d[\d.,e-]*\d|(?<![\w.-])\d\b", words)
+        assert numbers
+        for number in numbers:
+            known = re.search(rf"(?<![\d.,]){re.escape(number)}(?![\d.,]*\d)", text)
+            assert known, f"{page} does not have {number} of: {item}"
