@@ -239,6 +239,7 @@ struct calla_reply {
     char *tool_calls;           /* JSON array in the OpenAI form, NULL without */
     struct calla_tokens tokens; /* as sampled, the end token included */
     size_t prompt_tokens, computed_tokens, reply_tokens;
+    size_t reasoning_tokens; /* of the reply's, those of the think block with its closing tag */
     double prompt_seconds, reply_seconds;
 };
 

@@ -150,6 +150,7 @@ static bool make_token(struct calla_generation *generation, struct calla_error *
         (generation->parser != NULL && !generation_redirect(generation, &token, error)) ||
         !report_token(generation, token, error) || !keep_token(generation, token, error))
         return false;
+    reply->reasoning_tokens += generation->parser != NULL && reply_parser_thinking(generation->parser);
     generation->last = token;
     generation->phase = GENERATION_DONE;
     reply->finish = CALLA_FINISH_STOP;

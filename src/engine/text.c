@@ -1,10 +1,11 @@
 /* Text to tokens and back, through the public interface. */
-#include "engine/engine.h"
+#include "engine/render.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/json.h"
+#include "engine/engine.h"
 #include "text/chat_template.h"
 
 void calla_tokens_free(struct calla_tokens *tokens) {
@@ -50,10 +51,8 @@ void calla_prompt_free(struct calla_prompt *prompt) {
     memset(prompt, 0, sizeof *prompt);
 }
 
-static bool render(const struct calla_model *model, const json_t *request, struct rendered *rendered,
+static bool encode(const struct calla_model *model, const json_t *request, struct rendered *rendered,
                    struct calla_prompt *prompt, struct calla_error *error) {
-    if (!chat_template_render(request, rendered, error))
-        return false;
     if (!tokenizer_encode(model->tokenizer, rendered->text.data, rendered->text.size, rendered->controls,
                           rendered->control_count, &prompt->tokens, error))
         return false;
@@ -65,17 +64,23 @@ static bool render(const struct calla_model *model, const json_t *request, struc
     return prompt->text != NULL || error_memory(error, "the prompt", prompt->size);
 }
 
+bool model_render(const struct calla_model *model, const json_t *request, struct calla_prompt *prompt,
+                  struct calla_error *error) {
+    memset(prompt, 0, sizeof *prompt);
+    struct rendered rendered = {0};
+    bool ok =
+        chat_template_render(request, &rendered, error) && encode(model, request, &rendered, prompt, error);
+    rendered_free(&rendered);
+    if (!ok)
+        calla_prompt_free(prompt);
+    return ok;
+}
+
 bool calla_render(const struct calla_model *model, const char *request, size_t size,
                   struct calla_prompt *prompt, struct calla_error *error) {
     memset(prompt, 0, sizeof *prompt);
     json_t *json = json_parse(request, size, "The request", error);
-    if (json == NULL)
-        return false;
-    struct rendered rendered = {0};
-    bool ok = render(model, json, &rendered, prompt, error);
-    rendered_free(&rendered);
+    bool ok = json != NULL && model_render(model, json, prompt, error);
     json_decref(json);
-    if (!ok)
-        calla_prompt_free(prompt);
     return ok;
 }

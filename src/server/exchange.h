@@ -8,19 +8,11 @@
 #define CALLA_SERVER_EXCHANGE_H
 
 #include "base/buffer.h"
+#include "server/refusal.h"
 
 enum exchange_kind { EXCHANGE_CHAT, EXCHANGE_COMPLETION };
 
 struct exchange;
-
-/* Why a request was refused, in the terms of the OpenAI API's error object. */
-struct refusal {
-    unsigned status;     /* of HTTP: 400, 404, 413, ... */
-    const char *type;    /* "invalid_request_error", ...: static */
-    char parameter[128]; /* the field, "" if none is to blame: "messages[2].content" */
-    const char *code;    /* static, or NULL */
-    char message[1024];
-};
 
 struct exchange_context {
     const struct calla_model *model;
@@ -52,8 +44,5 @@ bool exchange_finish(struct exchange *exchange, const struct calla_reply *reply,
 bool exchange_alive(struct exchange *exchange, size_t read, size_t total, struct buffer *out);
 /* A failure: an error event in a stream, the error object otherwise. */
 bool exchange_fail(struct exchange *exchange, const struct calla_error *failure, struct buffer *out);
-
-/* The OpenAI error object of a refusal. */
-bool refusal_write(const struct refusal *refusal, struct buffer *out);
 
 #endif
