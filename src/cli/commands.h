@@ -5,6 +5,7 @@
 
 int command_run(int argc, char **argv);
 int command_chat(int argc, char **argv);
+int command_serve(int argc, char **argv);
 int command_info(int argc, char **argv);
 int command_plan(int argc, char **argv);
 int command_eval(int argc, char **argv);

@@ -19,6 +19,7 @@ struct command {
 static const struct command commands[] = {
     {"run", command_run, "answer one prompt"},
     {"chat", command_chat, "hold a conversation in the terminal"},
+    {"serve", command_serve, "serve the model over HTTP, as the OpenAI API does"},
     {"info", command_info, "what the model is, what it needs, whether it fits here"},
     {"plan", command_plan, "ops, bytes and least time of a step or a chunk"},
     {"eval", command_eval, "perplexity of a text; comparison of logits"},
