@@ -33,7 +33,7 @@ LIBRARIES = {
 SYSTEM = re.compile(
     r"(assert|complex|ctype|dirent|errno|fcntl|fenv|float|getopt|glob|inttypes|langinfo|libgen|limits|locale|math|poll"
     r"|pthread|sched|setjmp|signal|stdalign|stdarg|stdatomic|stdbool|stddef|stdint|stdio|stdlib|stdnoreturn|string"
-    r"|strings|termios|time|unistd|wchar|wctype|immintrin|cpuid|arm_neon)\.h|(sys|mach|mach-o)/\w+\.h"
+    r"|strings|termios|time|unistd|wchar|wctype|immintrin|cpuid|arm_neon|netdb)\.h|(sys|mach|mach-o|arpa|netinet)/\w+\.h"
 )
 
 TEXT = {".c", ".h", ".py", ".m", ".metal", ".cu", ".cuh", ".sh"}

@@ -23,7 +23,8 @@ static const char about[] =
     "Serves the model over HTTP, as the OpenAI API does: /v1/chat/completions, /v1/completions, /v1/models,\n"
     "and /health, /metrics, /tokenize, /detokenize, /apply-template. docs/api.md describes them.\n"
     "\n"
-    "Only this machine is let in, and web pages are not, unless options say otherwise. SIGTERM or Ctrl-C lets\n"
+    "Only this machine is let in, and web pages are not, unless options say otherwise. SIGTERM or Ctrl-C "
+    "lets\n"
     "what runs finish, for --drain-seconds at most; a second one ends at once.";
 
 /* The one global: how many times the program was asked to end. */
@@ -50,13 +51,15 @@ static void mind_signals(void) {
 
 static bool check(const struct serve *serve, struct calla_error *error) {
     if (serve->unix_path != NULL && (serve->have_port || serve->have_host))
-        return error_set(error, CALLA_BAD_INPUT, "--unix excludes --host and --port; leave out one or the other.");
+        return error_set(error, CALLA_BAD_INPUT,
+                         "--unix excludes --host and --port; leave out one or the other.");
     for (size_t i = 0; i < serve->origins.count; i++) {
         const char *origin = serve->origins.values[i], *name = strstr(origin, "://");
         if (strcmp(origin, "*") != 0 && (name == NULL || name[3] == 0 || strchr(name + 3, '/') != NULL))
-            return error_set(error, CALLA_BAD_INPUT,
-                             "--cors needs an origin such as https://example.org (no path), or *, not \"%.200s\".",
-                             origin);
+            return error_set(
+                error, CALLA_BAD_INPUT,
+                "--cors needs an origin such as https://example.org (no path), or *, not \"%.200s\".",
+                origin);
     }
     return model_flags_check(&serve->model, error);
 }

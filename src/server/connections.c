@@ -19,8 +19,8 @@ struct connection {
     double since; /* it is in this state */
     double moved; /* a byte of the body came */
     size_t received;
-    struct job *job;    /* held while waiting */
-    bool ended;         /* shut down; its thread has not noticed yet */
+    struct job *job;                    /* held while waiting */
+    bool ended;                         /* shut down; its thread has not noticed yet */
     struct connection *previous, *next; /* the oldest first */
 };
 
@@ -80,7 +80,8 @@ static int worth(const struct connection *connection) {
     return 3;
 }
 
-/* The oldest of the least worth makes way for `newcomer`; that one itself when all others wait for answers. */
+/* The oldest of the least worth makes way for `newcomer`; that one itself when all others wait for answers.
+ */
 static void make_way(struct connections *connections, struct connection *newcomer) {
     struct connection *least = NULL;
     for (struct connection *at = connections->first; at != NULL; at = at->next)

@@ -10,12 +10,13 @@
 #include "server/job.h"
 
 struct connection_limits {
-    size_t most;           /* connections at a time */
-    double header_seconds; /* from the first moment, or the end of the last request, to the end of the headers */
-    double idle_seconds;   /* the same between two requests */
-    double body_seconds;   /* without a byte of the body */
-    double body_rate;      /* bytes a second that a body must come with, after `body_seconds` */
-    double silence;        /* after which a stream says that it lives; 0: never */
+    size_t most; /* connections at a time */
+    double
+        header_seconds; /* from the first moment, or the end of the last request, to the end of the headers */
+    double idle_seconds; /* the same between two requests */
+    double body_seconds; /* without a byte of the body */
+    double body_rate;    /* bytes a second that a body must come with, after `body_seconds` */
+    double silence;      /* after which a stream says that it lives; 0: never */
 };
 
 struct connections;

@@ -44,7 +44,8 @@ static bool read_lines(struct guard *guard, const char *path, const char *text, 
         for (size_t i = 0; i < size; i++)
             if (text[i] <= ' ' || text[i] > '~')
                 return error_set(error, CALLA_BAD_INPUT,
-                                 "%s, line %zu: a key is one word of printable ASCII characters.", path, line);
+                                 "%s, line %zu: a key is one word of printable ASCII characters.", path,
+                                 line);
         if (size > 0 && !add_key(guard, text, size))
             return error_memory(error, "the API keys", size);
         text = next;
@@ -151,7 +152,8 @@ bool guard_check_host(const struct guard *guard, const char *host, struct refusa
     }
     *refusal = (struct refusal){.status = 403, .type = "invalid_request_error", .code = "host_not_allowed"};
     snprintf(refusal->message, sizeof refusal->message,
-             "This server does not answer to the Host \"%.200s\"; calla serve --allow-host NAME lets it.", host);
+             "This server does not answer to the Host \"%.200s\"; calla serve --allow-host NAME lets it.",
+             host);
     return false;
 }
 

@@ -11,7 +11,8 @@
 struct guard;
 
 struct guard_options {
-    const char *bound_host; /* what the server was told to listen on; NULL on a unix socket: Host is not checked */
+    const char
+        *bound_host; /* what the server was told to listen on; NULL on a unix socket: Host is not checked */
     const char *const *hosts; /* further names by which it may be called */
     size_t host_count;
     const char *const *origins; /* web origins that may ask, or "*" */

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
 #include "base/system.h"
@@ -22,8 +23,8 @@
 struct http {
     struct http_options options;
     struct MHD_Daemon *daemon;
-    atomic_bool quiet;          /* connections end with their next answer */
-    atomic_size_t body_bytes;   /* that requests hold */
+    atomic_bool quiet;        /* connections end with their next answer */
+    atomic_size_t body_bytes; /* that requests hold */
 };
 
 /* A request while HTTP has to do with it. */
@@ -117,14 +118,14 @@ static enum MHD_Result queue_response(struct request *request, struct MHD_Respon
 }
 
 static enum MHD_Result send_whole(struct request *request) {
-    static const char lost[] =
-        "{\"error\":{\"message\":\"Out of memory: the answer could not be written.\",\"type\":\"server_error\","
-        "\"param\":null,\"code\":null}}";
+    char lost[] = "{\"error\":{\"message\":\"Out of memory: the answer could not be "
+                  "written.\",\"type\":\"server_error\","
+                  "\"param\":null,\"code\":null}}";
     struct buffer *output = &request->job->output;
     if (output->failed || (output->data == NULL && request->job->status != 204)) {
         request->job->status = 500;
-        return queue_response(request, MHD_create_response_from_buffer_with_free_callback_cls(
-                                           sizeof lost - 1, lost, NULL, NULL));
+        return queue_response(request,
+                              MHD_create_response_from_buffer(sizeof lost - 1, lost, MHD_RESPMEM_MUST_COPY));
     }
     size_t size = output->size;
     char *body = output->data;
@@ -159,7 +160,7 @@ static enum MHD_Result answer(struct request *request) {
 
 /* The beginning of a request */
 
-static void refuse(struct request *request, const struct refusal *refusal) {
+static void refuse_request(struct request *request, const struct refusal *refusal) {
     request->refused = true;
     job_refuse(request->job, refusal);
 }
@@ -202,7 +203,8 @@ struct single {
     unsigned count;
 };
 
-static enum MHD_Result count_header(void *user, enum MHD_ValueKind kind, const char *name, const char *value) {
+static enum MHD_Result count_header(void *user, enum MHD_ValueKind kind, const char *name,
+                                    const char *value) {
     struct single *single = user;
     (void)kind;
     (void)value;
@@ -280,13 +282,13 @@ static enum MHD_Result begin(struct http *http, struct MHD_Connection *connectio
     uint64_t length = announced_length(connection);
     const struct http_handler *handler = &http->options.handler;
     if (!check_headers(request, method, &refusal))
-        refuse(request, &refusal);
+        refuse_request(request, &refusal);
     else if (strcmp(method, "OPTIONS") == 0)
         answer_empty(request, 204);
     else if (length > http->options.max_body && !too_large(http, &refusal))
-        refuse(request, &refusal);
+        refuse_request(request, &refusal);
     else if (!handler->accept(handler->user, request->job->route, &refusal))
-        refuse(request, &refusal);
+        refuse_request(request, &refusal);
     /* Not to be waited for: a body that comes only when it is asked for, and one that has no end. */
     if (request->refused &&
         (header(connection, "Expect") != NULL || length > http->options.max_body + MOST_DISCARDED)) {
@@ -306,7 +308,7 @@ static enum MHD_Result receive(struct request *request, const char *bytes, size_
     request->received += *size;
     if (!request->refused && request->received > http->options.max_body) {
         too_large(http, &refusal);
-        refuse(request, &refusal);
+        refuse_request(request, &refusal);
     }
     if (!request->refused) {
         size_t most = http->options.max_body * MOST_BODIES;
@@ -316,7 +318,7 @@ static enum MHD_Result receive(struct request *request, const char *bytes, size_
             refusal = (struct refusal){.status = 503, .type = "server_error", .code = "busy"};
             snprintf(refusal.message, sizeof refusal.message,
                      "The server has as many bodies of requests as it can hold; ask again in a moment.");
-            refuse(request, &refusal);
+            refuse_request(request, &refusal);
         }
     }
     if (request->refused)
@@ -325,8 +327,8 @@ static enum MHD_Result receive(struct request *request, const char *bytes, size_
     return request->received > http->options.max_body + MOST_DISCARDED ? MHD_NO : MHD_YES;
 }
 
-/* MHD calls this when the headers are complete, with each piece of the body, when all of it is there, and then
- * each time that the connection is woken, until a response is queued. */
+/* MHD calls this when the headers are complete, with each piece of the body, when all of it is there, and
+ * then each time that the connection is woken, until a response is queued. */
 static enum MHD_Result access_handler(void *user, struct MHD_Connection *connection, const char *url,
                                       const char *method, const char *version, const char *upload,
                                       size_t *upload_size, void **context) {

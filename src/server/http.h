@@ -1,5 +1,5 @@
-/* HTTP: connections, headers, limits, bodies and responses, on libmicrohttpd. What a complete request means is
- * decided elsewhere (struct http_handler). */
+/* HTTP: connections, headers, limits, bodies and responses, on libmicrohttpd. What a complete request means
+ * is decided elsewhere (struct http_handler). */
 #ifndef CALLA_SERVER_HTTP_H
 #define CALLA_SERVER_HTTP_H
 

@@ -17,15 +17,16 @@
 struct job_numbers {
     size_t prompt_tokens, computed_tokens, reply_tokens;
     double queued_seconds, prompt_seconds, reply_seconds; /* waiting; computing the one and the other */
-    const char *finish; /* "stop", "length", "tool_calls", "cancelled", "error"; NULL: the model was not asked */
+    const char
+        *finish; /* "stop", "length", "tool_calls", "cancelled", "error"; NULL: the model was not asked */
 };
 
 struct job {
     /* Set before the job is shared. */
     char id[24];
-    const struct route *route; /* never NULL: what is not found has a route as well */
-    double born;               /* system_seconds() */
-    struct buffer body;        /* of the request, until a reader has taken it apart */
+    const struct route *route;                  /* never NULL: what is not found has a route as well */
+    double born;                                /* system_seconds() */
+    struct buffer body;                         /* of the request, until a reader has taken it apart */
     void (*ended)(void *user, struct job *job); /* called once, when nobody holds the job any more */
     void *user;
 
@@ -64,8 +65,8 @@ enum job_state { JOB_PENDING, JOB_STREAMING, JOB_ANSWERED, JOB_ABANDONED };
 /* What there is to send. With JOB_PENDING `sleep` has been called under the lock, and `wake` will be. */
 enum job_state job_poll(struct job *job, void (*sleep)(void *connection));
 
-/* Moves at most `room` bytes of a stream to `out`. When there are none, `sleep` is called as above and 0 comes
- * back. JOB_END after the last byte; JOB_BROKEN when the stream cannot be completed. */
+/* Moves at most `room` bytes of a stream to `out`. When there are none, `sleep` is called as above and 0
+ * comes back. JOB_END after the last byte; JOB_BROKEN when the stream cannot be completed. */
 #define JOB_END (-1)
 #define JOB_BROKEN (-2)
 int64_t job_take(struct job *job, char *out, size_t room, void (*sleep)(void *connection));

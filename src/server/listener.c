@@ -68,8 +68,8 @@ bool listener_open_tcp(struct listener *listener, const char *host, uint16_t por
     }
     if (errno == EADDRINUSE)
         return error_set(error, CALLA_IO,
-                         "Port %u of %s is in use; end what listens there, or choose another with --port.", port,
-                         host);
+                         "Port %u of %s is in use; end what listens there, or choose another with --port.",
+                         port, host);
     if (errno == EACCES)
         return error_set(error, CALLA_IO,
                          "Port %u may not be used without special rights; choose one above 1023 with --port.",
@@ -100,7 +100,8 @@ static bool remove_stale(const struct sockaddr_un *address, const char *path, st
                          path);
     if (somebody_listens(address))
         return error_set(error, CALLA_IO,
-                         "Somebody listens on %s already; end that server, or choose another --unix path.", path);
+                         "Somebody listens on %s already; end that server, or choose another --unix path.",
+                         path);
     return unlink(path) == 0 || errno == ENOENT ||
            error_set(error, CALLA_IO, "The old socket %s cannot be removed: %s.", path, strerror(errno));
 }
@@ -110,7 +111,8 @@ bool listener_open_unix(struct listener *listener, const char *path, struct call
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     struct stat status;
     if (strlen(path) >= sizeof address.sun_path)
-        return error_set(error, CALLA_BAD_INPUT, "The path of a unix socket has at most %zu bytes; --unix has %zu.",
+        return error_set(error, CALLA_BAD_INPUT,
+                         "The path of a unix socket has at most %zu bytes; --unix has %zu.",
                          sizeof address.sun_path - 1, strlen(path));
     memcpy(address.sun_path, path, strlen(path));
     if (!remove_stale(&address, path, error))
@@ -139,8 +141,8 @@ void listener_close(struct listener *listener) {
     if (listener->descriptor >= 0)
         close(listener->descriptor);
     listener->descriptor = -1;
-    if (listener->path != NULL && lstat(listener->path, &status) == 0 &&
-        status.st_dev == listener->device && status.st_ino == listener->inode)
+    if (listener->path != NULL && lstat(listener->path, &status) == 0 && status.st_dev == listener->device &&
+        status.st_ino == listener->inode)
         unlink(listener->path);
     free(listener->path);
     listener->path = NULL;

@@ -23,14 +23,14 @@ static void write_line(const struct log *log, struct buffer *line) {
     buffer_free(line);
 }
 
-static void now_text(char out[32]) {
+static void now_text(char out[48]) {
     struct timespec now;
     struct tm parts;
     char seconds[24];
     clock_gettime(CLOCK_REALTIME, &now);
     gmtime_r(&now.tv_sec, &parts);
     strftime(seconds, sizeof seconds, "%Y-%m-%dT%H:%M:%S", &parts);
-    snprintf(out, 32, "%s.%03ldZ", seconds, now.tv_nsec / 1000000);
+    snprintf(out, 48, "%s.%03uZ", seconds, (unsigned)(now.tv_nsec / 1000000) % 1000);
 }
 
 /* A string as JSON, which is how both formats quote. */
@@ -68,7 +68,7 @@ static void append_seconds(const struct log *log, struct buffer *line, const cha
 }
 
 static void begin(const struct log *log, struct buffer *line) {
-    char now[32];
+    char now[48];
     now_text(now);
     append_word(log, line, "time", now);
 }

@@ -102,8 +102,8 @@ static void write_requests(const struct metrics *metrics, struct buffer *out) {
             char status[16] = "other";
             if (column < STATUSES)
                 snprintf(status, sizeof status, "%u", statuses[column]);
-            buffer_printf(out, "calla_requests_total{route=\"%s\",status=\"%s\"} %llu\n", metrics->paths[route],
-                          status, count);
+            buffer_printf(out, "calla_requests_total{route=\"%s\",status=\"%s\"} %llu\n",
+                          metrics->paths[route], status, count);
         }
 }
 

@@ -239,7 +239,7 @@ static bool wait_for_work(struct scheduler *scheduler) {
 }
 
 static void admit(struct scheduler *scheduler) {
-    struct waiting waiting;
+    struct waiting waiting = {0};
     for (;;) {
         pthread_mutex_lock(&scheduler->lock);
         bool gone = take_waiting(scheduler, true, &waiting), more = scheduler->view.waiting > 0;
@@ -279,7 +279,8 @@ static bool load(struct scheduler *scheduler, struct calla_error *error) {
     const char *warning;
     for (size_t i = 0; (warning = calla_model_warning(model, i)) != NULL; i++)
         log_say(scheduler->log, "%s", warning);
-    scheduler->pool = session_pool_open(model, scheduler->options.sessions, scheduler->options.context, error);
+    scheduler->pool =
+        session_pool_open(model, scheduler->options.sessions, scheduler->options.context, error);
     bool ok = scheduler->pool != NULL;
     pthread_mutex_lock(&scheduler->lock);
     scheduler->model = model;
@@ -298,7 +299,7 @@ static bool load(struct scheduler *scheduler, struct calla_error *error) {
 /* Whoever is still there is told why nothing comes. */
 static void end_all(struct scheduler *scheduler) {
     struct calla_error stopped;
-    struct waiting waiting;
+    struct waiting waiting = {0};
     error_set(&stopped, CALLA_CANCELLED, "The server is shutting down.");
     while (scheduler->task_count > 0)
         fail_task(scheduler, 0, &stopped);

@@ -31,7 +31,7 @@ struct server {
     time_t started;
 };
 
-static const char json_type[] = "application/json";
+static const char answer_type[] = "application/json";
 
 static const char *model_name(const struct server *server, const struct calla_model *model) {
     if (server->options->model_name != NULL)
@@ -50,7 +50,7 @@ static void answer_json(struct job *job, unsigned status, json_t *value) {
         buffer_append_string(&body, text);
     free(text);
     json_decref(value);
-    job_answer(job, status, json_type, &body);
+    job_answer(job, status, answer_type, &body);
 }
 
 static void answer_health(struct server *server, struct job *job) {
@@ -58,8 +58,9 @@ static void answer_health(struct server *server, struct job *job) {
     scheduler_look(server->scheduler, &view);
     if (view.state == SCHEDULER_LOADING) {
         double progress = view.total == 0 ? 0 : (double)view.done / (double)view.total;
-        answer_json(job, 503,
-                    json_pack("{s:s, s:s, s:f}", "status", "loading", "doing", view.loading, "progress", progress));
+        answer_json(
+            job, 503,
+            json_pack("{s:s, s:s, s:f}", "status", "loading", "doing", view.loading, "progress", progress));
     } else if (view.state == SCHEDULER_READY) {
         answer_json(job, 200,
                     json_pack("{s:s, s:I, s:I}", "status", "ok", "active", (json_int_t)view.active, "waiting",
@@ -93,10 +94,8 @@ static void answer_model(const struct server *server, struct job *job, const cha
         answer_json(job, 200, describe_model(server, model));
         return;
     }
-    struct refusal refusal = {.status = 404,
-                              .type = "invalid_request_error",
-                              .parameter = "model",
-                              .code = "model_not_found"};
+    struct refusal refusal = {
+        .status = 404, .type = "invalid_request_error", .parameter = "model", .code = "model_not_found"};
     snprintf(refusal.message, sizeof refusal.message,
              "The model \"%.200s\" does not exist here; GET /v1/models names the one that does.", name);
     job_refuse(job, &refusal);
@@ -118,8 +117,8 @@ static void submit_exchange(struct server *server, struct job *job, enum exchang
                                        .model_name = model_name(server, model),
                                        .context = view.context,
                                        .only_model_name = server->options->only_model_name};
-    struct exchange *exchange = exchange_new(kind, &context, job->body.data == NULL ? "" : job->body.data,
-                                             job->body.size, &refusal);
+    struct exchange *exchange =
+        exchange_new(kind, &context, job->body.data == NULL ? "" : job->body.data, job->body.size, &refusal);
     buffer_free(&job->body);
     if (exchange == NULL) {
         job_refuse(job, &refusal);
@@ -144,7 +143,7 @@ static void answer_text(struct server *server, struct job *job) {
         ok = apply_template_answer(model, body, job->body.size, &out, &refusal);
     buffer_free(&job->body);
     if (ok)
-        job_answer(job, 200, json_type, &out);
+        job_answer(job, 200, answer_type, &out);
     else
         job_refuse(job, &refusal);
     buffer_free(&out);
@@ -189,9 +188,9 @@ static void handle_request(void *user, struct job *job, const char *rest) {
     case ROUTE_MODELS:
         model = scheduler_model(server->scheduler);
         answer_json(job, model == NULL ? 503 : 200,
-                    model == NULL ? NULL
-                                  : json_pack("{s:s, s:[o]}", "object", "list", "data",
-                                              describe_model(server, model)));
+                    model == NULL
+                        ? NULL
+                        : json_pack("{s:s, s:[o]}", "object", "list", "data", describe_model(server, model)));
         break;
     case ROUTE_MODEL:
         answer_model(server, job, rest);
@@ -300,10 +299,8 @@ static void end(struct server *server) {
 }
 
 bool server_run(const struct server_options *options, struct calla_error *error) {
-    struct server server = {.options = options,
-                            .log = options->log,
-                            .listener = {.descriptor = -1},
-                            .started = time(NULL)};
+    struct server server = {
+        .options = options, .log = options->log, .listener = {.descriptor = -1}, .started = time(NULL)};
     bool ok = start(&server, error), told = false;
     while (ok && !told) {
         watch(&server);

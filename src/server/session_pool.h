@@ -7,10 +7,10 @@
 
 struct session_pool;
 
-/* At most `sessions` of `context` positions each. A 0 leaves the choice to the memory: without a context it is
- * what one session may take by default, or with `sessions` named an equal share of that; without a number of
- * sessions they are at most 4 and fit into three quarters of what the weights leave. The first one is opened
- * here, so that a machine that is too small is found out at the start. */
+/* At most `sessions` of `context` positions each. A 0 leaves the choice to the memory: without a context it
+ * is what one session may take by default, or with `sessions` named an equal share of that; without a number
+ * of sessions they are at most 4 and fit into three quarters of what the weights leave. The first one is
+ * opened here, so that a machine that is too small is found out at the start. */
 struct session_pool *session_pool_open(struct calla_model *model, uint32_t sessions, uint32_t context,
                                        struct calla_error *error);
 /* All sessions are given back. */
