@@ -77,6 +77,12 @@ bool listener_open_tcp(struct listener *listener, const char *host, uint16_t por
     return error_set(error, CALLA_IO, "Cannot listen on %s, port %u: %s.", host, port, strerror(errno));
 }
 
+/* The path is short enough. */
+static void fill_address(struct sockaddr_un *address, const char *path) {
+    *address = (struct sockaddr_un){.sun_family = AF_UNIX};
+    memcpy(address->sun_path, path, strlen(path));
+}
+
 /* Whether somebody takes connections there. */
 static bool somebody_listens(const struct sockaddr_un *address) {
     int descriptor = socket(AF_UNIX, SOCK_STREAM, 0);
@@ -108,13 +114,12 @@ static bool remove_stale(const struct sockaddr_un *address, const char *path, st
 
 bool listener_open_unix(struct listener *listener, const char *path, struct calla_error *error) {
     *listener = (struct listener){.descriptor = -1};
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    struct stat status;
+    struct sockaddr_un address;
     if (strlen(path) >= sizeof address.sun_path)
         return error_set(error, CALLA_BAD_INPUT,
                          "The path of a unix socket has at most %zu bytes; --unix has %zu.",
                          sizeof address.sun_path - 1, strlen(path));
-    memcpy(address.sun_path, path, strlen(path));
+    fill_address(&address, path);
     if (!remove_stale(&address, path, error))
         return false;
     listener->descriptor = socket(AF_UNIX, SOCK_STREAM, 0);
@@ -123,13 +128,9 @@ bool listener_open_unix(struct listener *listener, const char *path, struct call
         bind(listener->descriptor, (const struct sockaddr *)&address, sizeof address) == 0) {
         keep_from_children(listener->descriptor);
         listener->path = strdup(path);
-        if (listener->path != NULL && lstat(path, &status) == 0) {
-            listener->device = status.st_dev;
-            listener->inode = status.st_ino;
-            snprintf(listener->address, sizeof listener->address, "unix:%.120s", path);
-            if (chmod(path, 0600) == 0 && listen(listener->descriptor, BACKLOG) == 0)
-                return true;
-        }
+        snprintf(listener->address, sizeof listener->address, "unix:%.120s", path);
+        if (listener->path != NULL && chmod(path, 0600) == 0 && listen(listener->descriptor, BACKLOG) == 0)
+            return true;
     }
     error_set(error, CALLA_IO, "Cannot listen on the unix socket %s: %s.", path, strerror(errno));
     listener_close(listener);
@@ -137,12 +138,14 @@ bool listener_open_unix(struct listener *listener, const char *path, struct call
 }
 
 void listener_close(struct listener *listener) {
-    struct stat status;
+    struct sockaddr_un address;
     if (listener->descriptor >= 0)
         close(listener->descriptor);
     listener->descriptor = -1;
-    if (listener->path != NULL && lstat(listener->path, &status) == 0 && status.st_dev == listener->device &&
-        status.st_ino == listener->inode)
+    if (listener->path == NULL)
+        return;
+    fill_address(&address, listener->path);
+    if (!somebody_listens(&address))
         unlink(listener->path);
     free(listener->path);
     listener->path = NULL;

@@ -2,16 +2,12 @@
 #ifndef CALLA_SERVER_LISTENER_H
 #define CALLA_SERVER_LISTENER_H
 
-#include <sys/types.h>
-
 #include "base/error.h"
 
 struct listener {
     int descriptor;
     char address[160]; /* "http://127.0.0.1:8080" or "unix:/path" */
     char *path;        /* of a unix socket; NULL otherwise */
-    dev_t device;      /* of that path, to tell whether it is still ours */
-    ino_t inode;
 };
 
 /* Listens on an address or name and a port; port 0 takes a free one, which the address then tells. */
@@ -21,7 +17,8 @@ bool listener_open_tcp(struct listener *listener, const char *host, uint16_t por
  */
 bool listener_open_unix(struct listener *listener, const char *path, struct calla_error *error);
 
-/* Closes the socket, unless it was given away by setting the descriptor to -1, and removes its path. */
+/* Closes the socket, unless it was given away by setting the descriptor to -1, and removes its path, unless
+ * somebody else listens there by now. */
 void listener_close(struct listener *listener);
 
 #endif
