@@ -1,4 +1,5 @@
-/* Deadlines, leavers, and who makes way when there are too many. Time is an argument, so nothing waits here. */
+/* Deadlines, leavers, and who makes way when there are too many. Time is an argument, so nothing waits here.
+ */
 #include "unit.h"
 
 #include <poll.h>
@@ -15,8 +16,12 @@ struct pair {
     struct connection *connection;
 };
 
-static const struct connection_limits limits = {
-    .most = MOST, .header_seconds = 10, .idle_seconds = 60, .body_seconds = 10, .body_rate = 100, .silence = 5};
+static const struct connection_limits limits = {.most = MOST,
+                                                .header_seconds = 10,
+                                                .idle_seconds = 60,
+                                                .body_seconds = 10,
+                                                .body_rate = 100,
+                                                .silence = 5};
 
 static struct connections *open_list(void) {
     struct calla_error error;

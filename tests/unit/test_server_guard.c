@@ -82,14 +82,12 @@ static void test_origins(void **state) {
     assert_false(guard_check_origin(guard, "", "", &refusal));
     assert_null(guard_allowed_origin(guard, "https://app.example"));
     guard_close(guard);
-    guard = open_guard(
-        (struct guard_options){.bound_host = "127.0.0.1", .origins = one, .origin_count = 1});
+    guard = open_guard((struct guard_options){.bound_host = "127.0.0.1", .origins = one, .origin_count = 1});
     assert_true(guard_check_origin(guard, "https://app.example", "localhost:8080", &refusal));
     assert_false(guard_check_origin(guard, "https://app.example.evil", "localhost:8080", &refusal));
     assert_string_equal(guard_allowed_origin(guard, "https://app.example"), "https://app.example");
     guard_close(guard);
-    guard = open_guard(
-        (struct guard_options){.bound_host = "127.0.0.1", .origins = any, .origin_count = 1});
+    guard = open_guard((struct guard_options){.bound_host = "127.0.0.1", .origins = any, .origin_count = 1});
     assert_true(guard_check_origin(guard, "https://evil.example", "localhost:8080", &refusal));
     assert_string_equal(guard_allowed_origin(guard, "https://evil.example"), "*");
     assert_null(guard_allowed_origin(guard, NULL));
@@ -133,7 +131,8 @@ static void test_keys(void **state) {
     assert_true(guard_has_keys(guard));
     assert_true(guard_check_key(guard, "Bearer first", &refusal));
     assert_true(guard_check_key(guard, "bearer  second", &refusal));
-    const char *const wrong[] = {NULL, "", "first", "Bearer", "Bearer ", "Bearer firs", "Bearer first2", "Basic first"};
+    const char *const wrong[] = {
+        NULL, "", "first", "Bearer", "Bearer ", "Bearer firs", "Bearer first2", "Basic first"};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         refusal.status = 0;
         assert_false(guard_check_key(guard, wrong[i], &refusal));
@@ -149,8 +148,10 @@ static void test_keys(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hosts_of_loopback), cmocka_unit_test(test_hosts_elsewhere),
-        cmocka_unit_test(test_origins),           cmocka_unit_test(test_key_files),
+        cmocka_unit_test(test_hosts_of_loopback),
+        cmocka_unit_test(test_hosts_elsewhere),
+        cmocka_unit_test(test_origins),
+        cmocka_unit_test(test_key_files),
         cmocka_unit_test(test_keys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -4,8 +4,10 @@
 #include <stdio.h>
 #include <time.h>
 
+#include "base/file.h"
 #include "base/system.h"
 #include "checkpoint_fixture.h"
+#include "scratch.h"
 #include "server/scheduler.h"
 
 static struct checkpoint_fixture fixture;
@@ -18,8 +20,10 @@ static void nap(void) {
 static struct scheduler *open_scheduler(uint32_t sessions, size_t queue, uint32_t context) {
     struct calla_error error = {0};
     struct scheduler_view view;
-    struct scheduler_options options = {
-        .model = {.path = fixture.folder, .threads = 1}, .sessions = sessions, .context = context, .queue = queue};
+    struct scheduler_options options = {.model = {.path = fixture.model, .threads = 1},
+                                        .sessions = sessions,
+                                        .context = context,
+                                        .queue = queue};
     struct scheduler *scheduler = scheduler_open(&options, &silent, &error);
     assert_non_null(scheduler);
     while (scheduler_model(scheduler) == NULL) {
@@ -47,13 +51,13 @@ static struct job *new_job(struct scheduler *scheduler, const char *body) {
     return job;
 }
 
+/* Never to be told to stop by an end token. */
+#define ENDLESS "\"logit_bias\":{\"256\":-100,\"257\":-100,\"258\":-100},"
+
 static void submit(struct scheduler *scheduler, struct job *job) {
     struct refusal refusal = {0};
     assert_true(scheduler_submit(scheduler, job, &refusal));
 }
-
-/* Never to be told to stop by an end token: those of the fixture are 256 and up. */
-#define ENDLESS "\"logit_bias\":{\"256\":-100,\"257\":-100,\"258\":-100},"
 
 static bool answered(struct job *job) {
     pthread_mutex_lock(&job->lock);
@@ -99,10 +103,10 @@ static void test_answers(void **state) {
 static void test_takes_turns(void **state) {
     (void)state;
     struct scheduler *scheduler = open_scheduler(2, 4, 8192);
-    char body[9000] = "{\"max_tokens\":1,\"prompt\":\"";
+    char body[4000] = "{\"max_tokens\":1,\"prompt\":\"";
     size_t size = strlen(body);
-    memset(body + size, 'a', 8000);
-    strcpy(body + size + 8000, "\"}");
+    memset(body + size, 'a', 3000);
+    strcpy(body + size + 3000, "\"}");
     struct job *lengthy = new_job(scheduler, body);
     struct job *brief = new_job(scheduler, "{\"prompt\":\"b\",\"max_tokens\":1}");
     submit(scheduler, lengthy);
@@ -118,12 +122,12 @@ static void test_takes_turns(void **state) {
 
 static void test_queue_is_bounded(void **state) {
     (void)state;
-    struct scheduler *scheduler = open_scheduler(1, 2, 4096);
+    struct scheduler *scheduler = open_scheduler(1, 2, 16384);
     struct job *jobs[3], *extra;
     struct refusal refusal = {0};
     struct scheduler_view view;
     for (size_t i = 0; i < 3; i++) {
-        jobs[i] = new_job(scheduler, "{" ENDLESS "\"prompt\":\"x\",\"max_tokens\":4000}");
+        jobs[i] = new_job(scheduler, "{" ENDLESS "\"prompt\":\"x\",\"max_tokens\":16000}");
         submit(scheduler, jobs[i]);
         if (i == 0)
             do {
@@ -169,10 +173,9 @@ static void test_queue_is_bounded(void **state) {
 static void test_continues(void **state) {
     (void)state;
     struct scheduler *scheduler = open_scheduler(2, 4, 512);
-    const char *const prompts[] = {"{\"prompt\":\"aaaaaaaaaa\",\"max_tokens\":1}",
-                                   "{\"prompt\":\"bbbbbbbbbb\",\"max_tokens\":1}",
-                                   "{\"prompt\":\"aaaaaaaaaaccc\",\"max_tokens\":1}",
-                                   "{\"prompt\":\"bbbbbbbbbbd\",\"max_tokens\":1}"};
+    const char *const prompts[] = {
+        "{\"prompt\":\"aaaaaaaaaa\",\"max_tokens\":1}", "{\"prompt\":\"bbbbbbbbbb\",\"max_tokens\":1}",
+        "{\"prompt\":\"aaaaaaaaaaccc\",\"max_tokens\":1}", "{\"prompt\":\"bbbbbbbbbbd\",\"max_tokens\":1}"};
     const size_t computed[] = {10, 10, 3, 1};
     for (size_t i = 0; i < 4; i++) {
         struct job *job = new_job(scheduler, prompts[i]);
@@ -208,7 +211,25 @@ static void test_loading_fails(void **state) {
 
 static int set_up(void **state) {
     (void)state;
-    return checkpoint_fixture_make(&fixture, 7) ? 0 : -1;
+    if (!checkpoint_fixture_make(&fixture, 7))
+        return -1;
+    /* Longer texts than the fixture's 512 positions, so that a reply lasts. */
+    struct buffer config = {0};
+    struct calla_error error;
+    char *path = scratch_path(fixture.model, "config.json");
+    assert_true(file_read(path, 1 << 20, &config, &error));
+    char *limit = strstr(config.data, "\"max_position_embeddings\"");
+    assert_non_null(limit);
+    limit = strstr(limit, "512");
+    assert_non_null(limit);
+    size_t before = (size_t)(limit - config.data);
+    char longer[4096];
+    assert_true(config.size + 8 < sizeof longer);
+    snprintf(longer, sizeof longer, "%.*s16384%s", (int)before, config.data, limit + 3);
+    scratch_write_text(fixture.model, "config.json", longer);
+    buffer_free(&config);
+    free(path);
+    return 0;
 }
 
 static int tear_down(void **state) {
@@ -219,7 +240,7 @@ static int tear_down(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_answers),   cmocka_unit_test(test_takes_turns),
+        cmocka_unit_test(test_answers),          cmocka_unit_test(test_takes_turns),
         cmocka_unit_test(test_queue_is_bounded), cmocka_unit_test(test_continues),
         cmocka_unit_test(test_loading_fails),
     };
