@@ -10,8 +10,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def environment(**extra):
-    """The caller's environment without what would change the program's output."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith("CALLA")}
+    """The caller's environment without what would change the output of the program or of a make."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("CALLA", "MAKE", "MFLAGS"))}
     env.update({"TERM": "dumb", "LC_ALL": "C.UTF-8"}, **extra)
     return env
 
