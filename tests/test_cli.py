@@ -260,16 +260,27 @@ def test_a_logit_bias_decides(calla):
         (request(logit_bias={"5": 1000}), "logit_bias"),
         (request(logit_bias={"999999999": 1}), "logit_bias"),
         (request(n=2), '"n"'),
-        (request(stop=["x"]), "stop"),
+        (request(stop=["a", "b", "c", "d", "e"]), "stop"),
         (request(logprobs=True), "logprobs"),
         (request(response_format={"type": "json_object"}), "response_format"),
         (request(tool_choice="required"), "tool_choice"),
+        (request(temperature=3), "temperature"),
         ('{"messages": [{"role": "critic", "content": "x"}]}', "critic"),
         ('{"messages": ' + "[" * 5000, "JSON"),
     ],
 )
 def test_a_request_that_cannot_be_met(calla, body, part):
     one_sentence(calla("run", "--quiet", "--request", "-", input=body), 1, part)
+
+
+def test_stop_strings_end_the_answer(calla):
+    body = request("Count from one to nine.", enable_thinking=False, temperature=0, max_tokens=60)
+    whole = json.loads(calla("run", "--json", "--request", "-", input=body).stdout)["content"]
+    stop = whole[len(whole) // 2 : len(whole) // 2 + 3]
+    body = request("Count from one to nine.", enable_thinking=False, temperature=0, max_tokens=60, stop=[stop])
+    reply = json.loads(calla("run", "--json", "--request", "-", input=body).stdout)
+    assert reply["content"] == whole[: whole.index(stop)]
+    assert reply["finish_reason"] == "stop"
 
 
 def test_null_means_absent(calla):

@@ -16,6 +16,7 @@
 #include "cli/sampling_flags.h"
 #include "cli/streams.h"
 #include "cli/terminal.h"
+#include "server/exchange.h"
 
 struct run {
     struct model_flags model;
@@ -185,34 +186,45 @@ static bool answer(struct run *run, struct calla_session *session, const struct 
     return ok;
 }
 
-/* Renders the request with the model's chat template. */
-static bool render(const struct run *run, const struct calla_model *model, struct calla_prompt *prompt,
-                   struct calla_error *error) {
+/* Reads the request as the server does. Its prompt and options live in the exchange. */
+static struct exchange *read_request(const struct run *run, const struct calla_model *model,
+                                     struct calla_error *error) {
+    struct calla_model_info info;
+    calla_model_info(model, &info);
+    /* The length is checked against the session's context, by check_length. */
+    struct exchange_context context = {.model = model, .model_name = info.name, .context = UINT32_MAX};
+    struct refusal refusal = {0};
     char *body = json_dumps(run->request, JSON_COMPACT);
-    bool ok = body != NULL ? calla_render(model, body, strlen(body), prompt, error)
-                           : error_memory(error, "the request", 0);
+    struct exchange *exchange = NULL;
+    if (body == NULL)
+        error_memory(error, "the request", 0);
+    else if ((exchange = exchange_new(EXCHANGE_CHAT, &context, body, strlen(body), &refusal)) == NULL)
+        error_set(error, CALLA_BAD_INPUT, "%s", refusal.message);
     free(body);
+    return exchange;
+}
+
+static bool answer_request(struct run *run, struct calla_model *model, const struct exchange *exchange,
+                           struct calla_error *error) {
+    struct calla_generate_options options = *exchange_options(exchange);
+    const struct calla_prompt *prompt = exchange_prompt(exchange);
+    if (options.logprobs)
+        return error_set(
+            error, CALLA_UNSUPPORTED,
+            "\"logprobs\" in the request is not printed here; leave it out, or ask calla serve.");
+    sampling_flags_apply(&run->sampling, &options);
+    struct calla_session *session = open_session(model, &run->model, error);
+    bool ok = session != NULL && check_length(prompt, model, calla_session_context(session), error) &&
+              answer(run, session, prompt, &options, error);
+    calla_session_close(session);
     return ok;
 }
 
 static bool run_request(struct run *run, struct calla_error *error) {
-    struct calla_generate_options options = {0};
-    struct calla_logit_bias *biases = NULL;
-    struct calla_prompt prompt = {0};
-    struct calla_session *session = NULL;
     struct calla_model *model = open_model(&run->model, false, error);
-    if (model == NULL)
-        return false;
-    calla_sampling_defaults(model, &options.sampling);
-    bool ok = request_apply(run->request, &options, &biases, error);
-    sampling_flags_apply(&run->sampling, &options);
-    ok = ok && render(run, model, &prompt, error) &&
-         (session = open_session(model, &run->model, error)) != NULL &&
-         check_length(&prompt, model, calla_session_context(session), error) &&
-         answer(run, session, &prompt, &options, error);
-    calla_session_close(session);
-    calla_prompt_free(&prompt);
-    free(biases);
+    struct exchange *exchange = model == NULL ? NULL : read_request(run, model, error);
+    bool ok = exchange != NULL && answer_request(run, model, exchange, error);
+    exchange_free(exchange);
     calla_model_close(model);
     return ok;
 }
