@@ -235,6 +235,18 @@ static void cuts_are_exact(void **state) {
     }
 }
 
+/* Four equal ones, half of the probability: exactly the first two. */
+static void top_p_stops_when_reached(void **state) {
+    (void)state;
+    unsigned kept = 0;
+    struct step_record record = {.temperature = 1, .top_p = 0.5f};
+    for (record.draws = 0; record.draws < 2000; record.draws++) {
+        struct candidate candidates[] = {{1, 0}, {1, 1}, {1, 2}, {1, 3}};
+        kept |= 1u << sample_draw(candidates, 4, &record);
+    }
+    assert_int_equal(kept, 3);
+}
+
 static void seeds_reproduce(void **state) {
     (void)state;
     struct sampler sampler;
@@ -312,6 +324,7 @@ int main(void) {
         cmocka_unit_test(forbidden_ids_never_come),
         cmocka_unit_test(draws_follow_the_distribution),
         cmocka_unit_test(cuts_are_exact),
+        cmocka_unit_test(top_p_stops_when_reached),
         cmocka_unit_test(seeds_reproduce),
         cmocka_unit_test(random_numbers_are_uniform),
         cmocka_unit_test(a_large_vocabulary),

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Compares calla with mlx-lm running the very same folder, on text that both are forced to follow.
+"""Compares calla with mlx-lm running the very same folder, on conversations that both are forced to follow.
 
-Both read the same tokens; of every position the likeliest next token is compared, and the probability of the one that
-really comes next. mlx-lm runs as it comes: activations in bfloat16, on whatever device MLX has. A second run of it
-with all parameters cast to float32 tells how much of the difference is its rounding: only the first is held against
-the limits.
+Both read the same tokens, each conversation from position 0; wherever the next token is the model's own to write (in
+its replies: it was never taught to predict what people say), the likeliest next token is compared, and the probability of
+the one that really comes next. mlx-lm runs as it comes: activations in bfloat16, on whatever device MLX has. With
+--float32 a second run of it, with all parameters cast to float32, tells how much of the difference is its rounding; the
+first alone is held against the limits.
 
 Writes <output>/mlx_lm.json and prints a table in Markdown. Exits with 1 if fewer than 99 % of the positions agree on
 the likeliest token, or the perplexities differ by 0.1 % or more.
@@ -13,6 +14,7 @@ the likeliest token, or the perplexities differ by 0.1 % or more.
 import argparse
 import importlib.metadata
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -26,11 +28,23 @@ AGREEMENT, PERPLEXITY = 0.99, 1e-3
 TEXT = Path(__file__).resolve().parent / "text.txt"
 
 
+# A turn of the model's: what it writes begins after the opening of its thoughts, or after empty ones.
+REPLY = re.compile(r"<\|im_start\|>assistant\n(?:<think>\n(?:\n</think>\n\n)?)?(.*?<\|im_end\|>)", re.DOTALL)
+
+
 def mlx_logits(folder, tokens, dtype=None):
     """Logits [T, V] of one forward pass over all tokens; `dtype` casts the parameters first."""
+    return mlx_logits_of(mlx_model(folder, dtype), tokens)
+
+
+def mlx_model(folder, dtype=None):
     model, _ = load_model(Path(folder))
     if dtype is not None:
         model.set_dtype(dtype)
+    return model
+
+
+def mlx_logits_of(model, tokens):
     logits = model(mx.array([list(map(int, tokens))]))[0].astype(mx.float32)
     mx.eval(logits)
     return np.array(logits)
@@ -42,13 +56,25 @@ def log_softmax(logits):
     return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
 
 
-def compare(found, expected, tokens):
-    """calla's logits against another's; position t predicts tokens[t + 1]."""
+def read_conversations(folder, path):
+    """-> list of (ids, positions whose next token is the model's to write)."""
+    tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+    conversations = []
+    for text in Path(path).read_text(encoding="utf-8").split("<|endoftext|>\n"):
+        encoding = tokenizer.encode(text, add_special_tokens=False)
+        spans = [match.span(1) for match in REPLY.finditer(text)]
+        written = [any(a <= start < b for a, b in spans) for start, _ in encoding.offsets]
+        conversations.append((np.array(encoding.ids, np.int32), np.flatnonzero(written[1:])))
+    return conversations
+
+
+def compare(found, expected, following):
+    """calla's logits against another's [N, V], and the tokens that really follow."""
     p, q = log_softmax(expected), log_softmax(found)
-    rows, following = np.arange(len(tokens) - 1), np.asarray(tokens[1:])
+    rows = np.arange(len(following))
     perplexity = np.exp(-p[rows, following].mean()), np.exp(-q[rows, following].mean())
     return {
-        "positions": len(tokens),
+        "positions": len(following),
         "top1": float((p.argmax(1) == q.argmax(1)).mean()),
         "perplexity": float(perplexity[0]),
         "calla_perplexity": float(perplexity[1]),
@@ -63,29 +89,36 @@ def main():
     parser.add_argument("-m", "--model", default="models/calla-tiny", help="the folder (default: %(default)s)")
     parser.add_argument("--calla", default="build/calla", help="the program (default: %(default)s)")
     parser.add_argument("--backend", default="cpu", help="calla's backend (default: %(default)s)")
-    parser.add_argument("--text", default=TEXT, help="text to follow; control tokens in it count (default: %(default)s)")
-    parser.add_argument("--tokens", help="token ids as a .npy file instead of a text")
-    parser.add_argument("--positions", type=int, default=1024, help="tokens at most (default: %(default)s)")
+    parser.add_argument("--policy", action="append", default=[], help="NAME=VALUE for calla, may be repeated")
+    parser.add_argument("--text", default=TEXT, help="conversations, <|endoftext|> between them (default: %(default)s)")
+    parser.add_argument("--tokens", help="token ids as a .npy file instead: every position counts")
+    parser.add_argument("--float32", action="store_true", help="compare with mlx-lm in float32 too")
     parser.add_argument("-o", "--output", default="build/oracle", help="folder for the result (default: %(default)s)")
     arguments = parser.parse_args()
     output = Path(arguments.output)
+    options = [part for policy in arguments.policy for part in ("--policy", policy)]
     if arguments.tokens:
-        tokens = np.load(arguments.tokens)
+        tokens = np.load(arguments.tokens).astype(np.int32)
+        conversations = [(tokens, np.arange(len(tokens) - 1))]
     else:
-        tokenizer = Tokenizer.from_file(str(Path(arguments.model) / "tokenizer.json"))
-        text = Path(arguments.text).read_text(encoding="utf-8")
-        tokens = np.array(tokenizer.encode(text, add_special_tokens=False).ids)
-    tokens = tokens[: arguments.positions].astype(np.int32)
-    if len(tokens) < 192:
-        sys.exit(f"{len(tokens)} tokens are too few to compare: 192 at least are wanted")
-    found = calla_logits(arguments.calla, arguments.model, tokens, output / "work", arguments.backend)
-    runs = {"as it comes": None, "cast to float32": mx.float32}
-    results = {name: compare(found, mlx_logits(arguments.model, tokens, dtype), tokens) for name, dtype in runs.items()}
+        conversations = read_conversations(arguments.model, arguments.text)
+    following = np.concatenate([tokens[positions + 1] for tokens, positions in conversations])
+    if len(following) < 192:
+        sys.exit(f"{len(following)} positions are too few to compare: 192 at least are wanted")
+
+    def gather(logits_of):
+        return np.concatenate([logits_of(tokens)[positions] for tokens, positions in conversations])
+
+    found = gather(lambda t: calla_logits(arguments.calla, arguments.model, t, output / "work", arguments.backend, *options))
+    runs = {"as it comes": None} | ({"cast to float32": mx.float32} if arguments.float32 else {})
+    results = {}
     print("| mlx-lm | positions | same top-1 | its perplexity | calla's | difference | mean KL | worst KL |")
     print("|" + "---|" * 8)
-    for name, r in results.items():
+    for name, dtype in runs.items():
+        model = mlx_model(arguments.model, dtype)
+        r = results[name] = compare(found, gather(lambda t: mlx_logits_of(model, t)), following)
         print(f"| {name} | {r['positions']} | {r['top1']:.2%} | {r['perplexity']:.5g} | {r['calla_perplexity']:.5g}"
-              f" | {r['perplexity_difference']:+.4%} | {r['mean_kl']:.1e} | {r['worst_kl']:.1e} |")  # fmt: skip
+              f" | {r['perplexity_difference']:+.4%} | {r['mean_kl']:.1e} | {r['worst_kl']:.1e} |", flush=True)  # fmt: skip
     report = {
         "command": " ".join(sys.argv),
         "machine": machine(),
