@@ -55,3 +55,12 @@ def calla(binary):
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def server(binary, model):
+    """One running `calla serve` with the bundled model, for all tests that leave it as they found it."""
+    from server import Server
+
+    with Server(binary, "-m", model) as running:
+        yield running

@@ -283,7 +283,7 @@ void calla_generation_free(struct calla_generation *generation) {
     buffer_free(&generation->text);
     buffer_free(&generation->passed);
     buffer_free(&generation->content);
-    buffer_free(&generation->call_name);
+    buffer_free(&generation->call_text);
     calla_tokens_free(&generation->forced);
     json_decref(generation->tools);
     calla_reply_free(&generation->reply);

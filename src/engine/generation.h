@@ -7,9 +7,9 @@
 #include "text/reply_parser.h"
 #include "text/stop_matcher.h"
 
-/* A call that was required: its beginning is forced, its name drawn among the tools' names, the rest is free.
- */
-enum call_stage { CALL_NONE, CALL_OPENED, CALL_NAMING, CALL_NAMED };
+/* A call that was required: its opening is forced, its name drawn among the tools' names or forced too, then
+ * a parameter or the end must follow, and the rest is free. */
+enum call_stage { CALL_NONE, CALL_OPENED, CALL_NAMING, CALL_NAMED, CALL_BODY, CALL_FREE };
 
 struct calla_generation {
     struct calla_session *session;
@@ -32,7 +32,7 @@ struct calla_generation {
     size_t thinking_tokens;
     bool thinking_closed; /* the budget, or an end token, closed the think block */
     enum call_stage call_stage;
-    struct buffer call_name; /* of a required call, as far as it is drawn */
+    struct buffer call_text; /* of a required call, what was drawn of its name or of what follows it */
     bool cancelled;
 };
 

@@ -43,10 +43,23 @@ static const char *tool_name(const json_t *tool) {
     return json_string_value(json_object_get(function == NULL ? tool : function, "name"));
 }
 
-/* Whether the name so far and this token's text still begin some tool's name and the '>' after it. */
+/* Whether `drawn` and then `bytes` begin before + middle + after. */
+static bool continues(const char *before, const char *middle, const char *after, const struct buffer *drawn,
+                      const char *bytes, size_t size) {
+    const char *const parts[] = {before, middle, after};
+    size_t at = 0, total = drawn->size + size;
+    for (size_t part = 0; part < 3; part++) {
+        for (const char *c = parts[part]; *c != 0 && at < total; c++, at++)
+            if (*c != (at < drawn->size ? drawn->data[at] : bytes[at - drawn->size]))
+                return false;
+    }
+    return at == total;
+}
+
+/* Whether this token goes on naming some tool. The characters around the name, "=NAME>\n", are drawn with it,
+ * because tokens may join them with its ends as they do where the model is free. */
 static bool continues_a_name(const void *user, int32_t token) {
     const struct calla_generation *generation = user;
-    const struct buffer *drawn = &generation->call_name;
     size_t size, index;
     const char *bytes = tokenizer_bytes(generation->session->model->tokenizer, token, &size);
     const json_t *tool;
@@ -54,16 +67,21 @@ static bool continues_a_name(const void *user, int32_t token) {
         return false;
     json_array_foreach(generation->tools, index, tool) {
         const char *name = tool_name(tool);
-        size_t length = name == NULL ? 0 : strlen(name);
-        if (length == 0 || drawn->size + size > length + 1)
-            continue;
-        bool whole = drawn->size + size > length;
-        size_t inside = whole ? size - 1 : size;
-        if ((drawn->size == 0 || memcmp(name, drawn->data, drawn->size) == 0) &&
-            memcmp(name + drawn->size, bytes, inside) == 0 && (!whole || bytes[inside] == '>'))
+        if (name != NULL && *name != 0 && continues("=", name, ">\n", &generation->call_text, bytes, size))
             return true;
     }
     return false;
+}
+
+/* Whether this token goes on to the first parameter or to the end of the function: nothing else makes the
+ * beginning a call. */
+static bool continues_a_body(const void *user, int32_t token) {
+    const struct calla_generation *generation = user;
+    size_t size;
+    const char *bytes = tokenizer_bytes(generation->session->model->tokenizer, token, &size);
+    return bytes != NULL && size > 0 &&
+           (continues("<parameter", "", "", &generation->call_text, bytes, size) ||
+            continues("</function>", "", "", &generation->call_text, bytes, size));
 }
 
 static bool open_call(struct calla_generation *generation, int32_t token, struct calla_error *error) {
@@ -73,7 +91,8 @@ static bool open_call(struct calla_generation *generation, int32_t token, struct
     generation->call_stage = name == NULL ? CALL_OPENED : CALL_NAMED;
     struct buffer text = {0};
     buffer_append_string(&text, token >= 0 && token == generation->session->model->think_end ? "\n\n" : "");
-    buffer_append_string(&text, "<tool_call>\n<function=");
+    buffer_append_string(&text, "<tool_call>\n<function");
+    buffer_append_string(&text, name == NULL ? "" : "=");
     buffer_append_string(&text, name == NULL ? "" : name);
     buffer_append_string(&text, name == NULL ? "" : ">\n");
     bool ok = text.failed ? error_memory(error, "a tool call", text.size)
@@ -82,20 +101,33 @@ static bool open_call(struct calla_generation *generation, int32_t token, struct
     return ok;
 }
 
-/* Draws the next token among those that continue a name until the name is whole. */
-static bool draw_name(struct calla_generation *generation, int32_t token, struct calla_error *error) {
-    if (generation->call_stage == CALL_NAMING) {
-        size_t size = 0;
-        const char *bytes = tokenizer_bytes(generation->session->model->tokenizer, token, &size);
-        if (bytes != NULL && !buffer_append(&generation->call_name, bytes, size))
-            return error_memory(error, "a tool call", size);
-        bool whole = bytes != NULL && memchr(bytes, '>', size) != NULL;
-        generation->call_stage = whole ? CALL_NAMED : CALL_NAMING;
-    } else {
-        generation->call_stage = CALL_NAMING;
-    }
+static bool is_drawn(const struct buffer *drawn, const char *text) {
+    return drawn->size == strlen(text) && memcmp(drawn->data, text, drawn->size) == 0;
+}
+
+/* Takes the token that was drawn, and chooses what the next may be. */
+static bool draw_call(struct calla_generation *generation, int32_t token, struct calla_error *error) {
+    struct buffer *drawn = &generation->call_text;
+    enum call_stage stage = generation->call_stage;
+    size_t size = 0;
+    const char *bytes = tokenizer_bytes(generation->session->model->tokenizer, token, &size);
+    bool drawing = stage == CALL_NAMING || stage == CALL_BODY;
+    if (drawing && bytes != NULL && !buffer_append(drawn, bytes, size))
+        return error_memory(error, "a tool call", size);
+    if (stage == CALL_OPENED)
+        stage = CALL_NAMING;
+    else if (stage == CALL_NAMED || (stage == CALL_NAMING && memchr(drawn->data, '\n', drawn->size) != NULL))
+        stage = CALL_BODY;
+    else if (stage == CALL_BODY && (is_drawn(drawn, "<parameter") || is_drawn(drawn, "</function>")))
+        stage = CALL_FREE;
+    if (stage != generation->call_stage)
+        buffer_clear(drawn);
+    generation->call_stage = stage;
     return session_bias(generation->session, &generation->options.sampling,
-                        generation->call_stage == CALL_NAMING ? continues_a_name : NULL, generation, error);
+                        stage == CALL_NAMING ? continues_a_name
+                        : stage == CALL_BODY ? continues_a_body
+                                             : NULL,
+                        generation, error);
 }
 
 bool generation_steer(struct calla_generation *generation, int32_t token, struct calla_error *error) {
@@ -107,8 +139,8 @@ bool generation_steer(struct calla_generation *generation, int32_t token, struct
         bool over = options->reasoning_budget > 0 && generation->thinking_tokens >= options->reasoning_budget;
         return !over || generation->thinking_closed || close_thinking(generation, "\n</think>\n\n", error);
     }
-    if (generation->call_stage == CALL_OPENED || generation->call_stage == CALL_NAMING)
-        return draw_name(generation, token, error);
+    if (generation->call_stage != CALL_NONE && generation->call_stage != CALL_FREE)
+        return draw_call(generation, token, error);
     bool wanted = options->tool_required && generation->call_stage == CALL_NONE &&
                   json_array_size(reply_parser_calls(generation->parser)) == 0;
     return !wanted || open_call(generation, token, error);

@@ -253,7 +253,10 @@ static void a_required_call_comes(void **state) {
             const char *call = strstr(text, "<tool_call>\n<function=");
             assert_non_null(call);
             call += strlen("<tool_call>\n<function=");
-            assert_true(strncmp(call, "lift_it>", 8) == 0 || (!named && strncmp(call, "list>", 5) == 0));
+            const char *body = strchr(call, '\n');
+            assert_true(strncmp(call, "lift_it>\n", 9) == 0 || (!named && strncmp(call, "list>\n", 6) == 0));
+            assert_true(strncmp(body, "\n<parameter", 11) == 0 || strncmp(body, "\n</function>", 12) == 0);
+            assert_true(reply.reasoning_tokens == 0 ? !thinking : reply.reasoning_tokens < 15);
             if (thinking)
                 assert_memory_equal(call - strlen("</think>\n\n<tool_call>\n<function="), "</think>\n\n", 10);
             free(text);
