@@ -57,10 +57,15 @@ def test_help(calla, word):
     assert result.stdout.startswith("usage: calla COMMAND")
 
 
+def test_help_for_a_command_that_is_none(calla):
+    one_sentence(calla("help", "rnu"), 2, "rnu", "did you mean", "run")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_every_command(calla, command):
     result = calla(command, "--help")
     assert result.returncode == 0 and result.stderr == ""
+    assert calla("help", command).stdout == result.stdout
     assert result.stdout.startswith(f"usage: calla {command} ")
     assert "--help" in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 120
@@ -124,6 +129,34 @@ def test_output_that_cannot_be_written(binary, arguments):
         )
     assert result.returncode == 1
     assert b"Standard output cannot be written" in result.stderr
+
+
+def with_closed_streams(binary, streams, *arguments, input=b""):
+    """The program as `calla ... <&- >&-` starts it."""
+
+    def close():
+        for stream in streams:
+            os.close(stream)
+
+    return subprocess.run(
+        [binary, *arguments], input=input, capture_output=True, env=environment(), timeout=60, preexec_fn=close
+    )
+
+
+@pytest.mark.parametrize("arguments", [["run", "--quiet"], ["run", "--quiet", "-"], ["chat", "--quiet"], ["tokenize", "--quiet"]])
+def test_a_closed_input_is_not_a_file_of_the_model(binary, arguments):
+    result = with_closed_streams(binary, [0], *arguments)
+    assert result.returncode == 1 and result.stdout == b""
+    assert b"Standard input cannot be read" in result.stderr and result.stderr.count(b"\n") == 1
+
+
+def test_a_closed_output_is_not_a_file_that_is_written(binary, tmp_path):
+    (tmp_path / "text").write_text("Once upon a time.")
+    arguments = ["eval", "--quiet", "--text", tmp_path / "text", "--logits"]
+    result = with_closed_streams(binary, [1], *arguments, tmp_path / "closed.npy")
+    assert result.returncode == 1 and b"Standard output cannot be written" in result.stderr
+    assert with_closed_streams(binary, [], *arguments, tmp_path / "open.npy").returncode == 0
+    assert (tmp_path / "closed.npy").read_bytes() == (tmp_path / "open.npy").read_bytes()
 
 
 # Which model
@@ -262,6 +295,7 @@ def test_a_logit_bias_decides(calla):
         (request(n=2), '"n"'),
         (request(stop=["a", "b", "c", "d", "e"]), "stop"),
         (request(logprobs=True), "logprobs"),
+        (request(top_logprobs=5), "\"top_logprobs\""),
         (request(response_format={"type": "json_object"}), "response_format"),
         (request(tool_choice="required"), "tool_choice"),
         (request(temperature=3), "temperature"),
@@ -493,6 +527,16 @@ def test_info_for_people(calla, model):
     text = calla("info", "-m", model).stdout
     assert "fits" in text and re.search(r"kv_coalesced +n/a", text)
     assert re.search(r"chunk_rows +64\n", calla("info", "-m", model, "--policy", "chunk_rows=64").stdout)
+
+
+def test_info_at_one_context(calla):
+    def memory(*arguments):
+        return json.loads(calla("info", "--json", *arguments).stdout)["memory"]
+
+    chosen = memory("--context", "4096")["contexts"]
+    assert chosen == [entry for entry in memory()["contexts"] if entry["context"] == 4096]
+    assert [entry["context"] for entry in memory("--context", "1000")["contexts"]] == [1000]
+    one_sentence(calla("info", "--quiet", "--context", "2000000000"), 1, "2000000000")
 
 
 def test_smaller_chunks_need_less_scratch(calla):

@@ -1,5 +1,6 @@
 /* The command line: finds the command and hands over. */
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -87,7 +88,20 @@ static int unknown_command(const char *word) {
     return EXIT_WRONG_USAGE;
 }
 
+/* Whoever started the program may have closed a standard stream. The first file that is opened would then
+ * take its number: a chat would read the weights as messages, and an answer would be written into them. So
+ * the place is taken by a descriptor on which reading, or writing, fails. */
+static bool fill_closed_streams(void) {
+    for (int stream = STDIN_FILENO; stream <= STDERR_FILENO; stream++)
+        if (fcntl(stream, F_GETFD) < 0 &&
+            open("/dev/null", stream == STDIN_FILENO ? O_WRONLY : O_RDONLY) != stream)
+            return false;
+    return true;
+}
+
 int main(int argc, char **argv) {
+    if (!fill_closed_streams())
+        return EXIT_WORK_FAILED;
     /* A reader that goes away shows as a failed write, so that every command ends in an orderly way. */
     signal(SIGPIPE, SIG_IGN);
     if (argc < 2) {
@@ -103,8 +117,11 @@ int main(int argc, char **argv) {
         printf("calla %s\n", CALLA_VERSION);
         return finish_output(0);
     }
-    const struct command *command = find_command(word);
+    static char help[] = "--help";
+    char *help_command[] = {argv[2], help, NULL};
+    bool asks_help = strcmp(word, "help") == 0;
+    const struct command *command = find_command(asks_help ? argv[2] : word);
     if (command == NULL)
-        return unknown_command(word);
-    return finish_output(command->run(argc - 1, argv + 1));
+        return unknown_command(asks_help ? argv[2] : word);
+    return finish_output(asks_help ? command->run(2, help_command) : command->run(argc - 1, argv + 1));
 }
