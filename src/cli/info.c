@@ -45,13 +45,15 @@ static json_t *describe_architecture(const struct config *config, const struct w
                      "weight_bytes_by_type", by_type);
 }
 
-/* Bytes at context sizes up to the model's limit. */
-static json_t *describe_contexts(const struct calla_model_info *info, uint64_t fixed, uint64_t memory) {
+/* Bytes at context sizes up to `limit`, or at the one that --context asks for (0: none). */
+static json_t *describe_contexts(const struct calla_model_info *info, uint32_t asked, uint64_t fixed,
+                                 uint64_t memory) {
     static const uint32_t sizes[] = {4096, 32768, 131072, UINT32_MAX};
+    uint32_t limit = asked != 0 ? asked : info->context_limit;
     json_t *contexts = json_array();
     uint32_t before = 0;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        uint32_t context = sizes[i] < info->context_limit ? sizes[i] : info->context_limit;
+        uint32_t context = asked == 0 && sizes[i] < limit ? sizes[i] : limit;
         if (context == before)
             break;
         before = context;
@@ -66,10 +68,10 @@ static json_t *describe_contexts(const struct calla_model_info *info, uint64_t f
 
 /* Bytes of the buffers that are filled anew by every chunk of a prompt; a step needs less. */
 static bool scratch_bytes(uint64_t *bytes, const struct config *config, const struct weights *weights,
-                          const struct policy *policy, struct calla_error *error) {
+                          const struct policy *policy, uint32_t limit, struct calla_error *error) {
     struct session_layout layout = {0};
     struct plan plan = {0};
-    uint32_t limit = config->context_limit, rows = policy->chunk_rows < limit ? policy->chunk_rows : limit;
+    uint32_t rows = policy->chunk_rows < limit ? policy->chunk_rows : limit;
     struct forward_options options = {.rows = rows, .logits = LOGITS_LAST};
     bool ok = forward_layout(&layout, config, policy, limit, error) &&
               forward_plan(&plan, config, &weights->table, policy, limit, &options, error);
@@ -84,15 +86,16 @@ static bool scratch_bytes(uint64_t *bytes, const struct config *config, const st
 }
 
 static json_t *describe_memory(const struct calla_model_info *info, const struct weights *weights,
-                               uint64_t scratch) {
+                               uint32_t asked, uint64_t scratch) {
     uint64_t memory = system_memory();
     uint64_t fixed = weights->bytes + info->session_bytes + scratch;
+    uint64_t least = fixed + info->bytes_per_position * (asked == 0 ? 1 : asked);
     return json_pack("{s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "weight_bytes", (json_int_t)weights->bytes,
                      "session_state_bytes", (json_int_t)info->session_bytes, "kv_cache_bytes_per_token",
                      (json_int_t)info->bytes_per_position, "scratch_bytes", (json_int_t)scratch,
                      "machine_bytes", memory == 0 ? json_null() : json_integer((json_int_t)memory), "fits",
-                     memory == 0 ? json_null() : json_boolean(fixed + info->bytes_per_position <= memory),
-                     "contexts", describe_contexts(info, fixed, memory));
+                     memory == 0 ? json_null() : json_boolean(least <= memory), "contexts",
+                     describe_contexts(info, asked, fixed, memory));
 }
 
 static json_t *describe_backend(const char *backend) {
@@ -165,7 +168,13 @@ static bool subject_open(struct subject *subject, const struct model_flags *flag
     for (size_t i = 0; i < flags->policies.count; i++)
         if (!policy_set(&subject->policy, subject->info.backend, flags->policies.values[i], error))
             return false;
-    return scratch_bytes(&subject->scratch, &subject->config, &subject->weights, &subject->policy, error);
+    uint32_t asked = (uint32_t)flags->context, limit = subject->info.context_limit;
+    if (asked > limit)
+        return error_set(error, CALLA_BAD_INPUT,
+                         "A context of %u tokens is more than %s was made for: at most %u.", asked,
+                         subject->info.name, limit);
+    return scratch_bytes(&subject->scratch, &subject->config, &subject->weights, &subject->policy,
+                         asked == 0 ? limit : asked, error);
 }
 
 static json_t *describe(const struct model_flags *flags, const char *path, struct calla_error *error) {
@@ -176,8 +185,8 @@ static json_t *describe(const struct model_flags *flags, const char *path, struc
         description =
             json_pack("{s:s, s:s, s:o, s:o, s:o, s:o, s:o, s:o}", "name", info->name, "path", path,
                       "architecture", describe_architecture(&subject.config, &subject.weights), "memory",
-                      describe_memory(info, &subject.weights, subject.scratch), "tokenizer",
-                      describe_tokenizer(subject.model, info, &subject.config), "sampling",
+                      describe_memory(info, &subject.weights, (uint32_t)flags->context, subject.scratch),
+                      "tokenizer", describe_tokenizer(subject.model, info, &subject.config), "sampling",
                       describe_sampling(subject.model), "backend", describe_backend(info->backend),
                       "policies", describe_policies(&subject.policy, info->backend));
         if (description == NULL)
@@ -274,7 +283,7 @@ static void print_description(json_t *description) {
     }
     printf("\n\nSampling, unless asked otherwise\n");
     json_object_foreach(json_object_get(description, "sampling"), key, entry)
-        printf("  %-17s %g\n", key, json_number_value(entry));
+        printf("  %-18s %g\n", key, json_number_value(entry));
 
     const json_t *backend = json_object_get(description, "backend");
     printf("\nBackend\n  name              %s\n  processors        %lld\n  features         ",
@@ -296,9 +305,11 @@ int command_info(int argc, char **argv) {
     const struct command_usage usage = {
         .name = "info",
         .synopsis = "[-m DIR] [--json]",
-        .about = "Prints what the model is, the memory that it needs at several lengths of context, whether "
-                 "that fits\n"
-                 "this machine, how it samples and with which backend and policies it would run.",
+        .about =
+            "Prints what the model is, the memory that it needs at several lengths of context (or at that "
+            "of --context),\n"
+            "whether that fits this machine, how it samples and with which backend and policies it would "
+            "run.",
         .groups = groups,
         .group_count = 2,
         .argument_hint = "name the model's folder with -m"};
