@@ -11,7 +11,8 @@
 #endif
 
 /* Fills *error (which may be NULL) with a status and one formatted sentence. Always returns false, so that
- * a failing function can end with `return error_set(...)`. Control characters of the sentence become '?'. */
+ * a failing function can end with `return error_set(...)`. The sentence is cut where it is too long; control
+ * characters in it, and what is not UTF-8, become '?'. */
 bool error_set(struct calla_error *error, enum calla_status status, const char *format, ...)
     PRINTF_LIKE(3, 4);
 
