@@ -9,9 +9,9 @@
 #include <unistd.h>
 
 enum file_kind file_kind(const char *path) {
-    struct stat status;
+    struct stat status, link;
     if (stat(path, &status) != 0)
-        return FILE_MISSING;
+        return (errno == ENOENT || errno == ENOTDIR) && lstat(path, &link) != 0 ? FILE_MISSING : FILE_OTHER;
     if (S_ISREG(status.st_mode))
         return FILE_REGULAR;
     return S_ISDIR(status.st_mode) ? FILE_FOLDER : FILE_OTHER;

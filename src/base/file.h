@@ -6,6 +6,9 @@
 
 #include "base/buffer.h"
 
+/* FILE_MISSING: nothing has that name. FILE_OTHER is also what cannot be looked at (a link to nothing or to
+ * itself, a folder above it without permission): opening it tells why, and it is not mistaken for a file that
+ * a model may do without. */
 enum file_kind { FILE_MISSING, FILE_REGULAR, FILE_FOLDER, FILE_OTHER };
 
 enum file_kind file_kind(const char *path);

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static int compare_names(const void *left, const void *right) {
     return strcmp(*(char *const *)left, *(char *const *)right);
@@ -82,6 +83,9 @@ bool folder_check(const char *path, struct calla_error *error) {
                              "%s is one file of a model; name the folder that it is in.", path);
         return error_set(error, CALLA_BAD_INPUT, "%s is a file; " EXPECTED ".", path);
     case FILE_OTHER:
+        if (access(path, F_OK) != 0)
+            return error_set(error, CALLA_NOT_FOUND, "%s cannot be opened: %s; " EXPECTED ".", path,
+                             strerror(errno));
         return error_set(error, CALLA_BAD_INPUT, "%s is neither a file nor a folder; " EXPECTED ".", path);
     case FILE_FOLDER:
         break;
