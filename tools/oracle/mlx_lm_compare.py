@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Compares calla with mlx-lm running the very same folder, on conversations that both are forced to follow.
 
-Both read the same tokens, each conversation from position 0; wherever the next token is the model's own to write (in
-its replies: it was never taught to predict what people say), the likeliest next token is compared, and the probability of
-the one that really comes next. mlx-lm runs as it comes: activations in bfloat16, on whatever device MLX has. With
---float32 a second run of it, with all parameters cast to float32, tells how much of the difference is its rounding; the
-first alone is held against the limits.
+Both read the same tokens, each conversation from position 0. The likeliest next token is compared, and the probability
+of the one that really comes next: over the replies, where the next token is the model's own to write, and over
+everything, though the model was never taught to predict what people say. mlx-lm runs as it comes: activations in bfloat16, on whatever device MLX has. With
+--float32 a second run of it, with all parameters cast to float32, tells how much of the difference is its rounding. The
+replies of the first are held against the limits.
 
 Writes <output>/mlx_lm.json and prints a table in Markdown. Exits with 1 if fewer than 99 % of the positions agree on
 the likeliest token, or the perplexities differ by 0.1 % or more.
@@ -84,6 +84,18 @@ def compare(found, expected, following):
     }
 
 
+def write_fixture(path, conversations, log_probabilities):
+    """For each conversation: tokens, reply positions, the likeliest tokens there, and log p of those that follow."""
+    out, row = [], 0
+    for tokens, positions in conversations:
+        p = log_probabilities[row : row + len(tokens) - 1][positions]
+        row += len(tokens) - 1
+        following = p[np.arange(len(positions)), tokens[positions + 1]]
+        out.append({"tokens": tokens.tolist(), "positions": positions.tolist(), "top1": p.argmax(1).tolist(),
+                    "log_probability": [round(float(x), 7) for x in following]})  # fmt: skip
+    Path(path).write_text("[" + ",\n".join(json.dumps(entry) for entry in out) + "]\n")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", default="models/calla-tiny", help="the folder (default: %(default)s)")
@@ -93,6 +105,7 @@ def main():
     parser.add_argument("--text", default=TEXT, help="conversations, <|endoftext|> between them (default: %(default)s)")
     parser.add_argument("--tokens", help="token ids as a .npy file instead: every position counts")
     parser.add_argument("--float32", action="store_true", help="compare with mlx-lm in float32 too")
+    parser.add_argument("--fixture", help="write mlx-lm's results for a test into this file")
     parser.add_argument("-o", "--output", default="build/oracle", help="folder for the result (default: %(default)s)")
     arguments = parser.parse_args()
     output = Path(arguments.output)
@@ -102,12 +115,13 @@ def main():
         conversations = [(tokens, np.arange(len(tokens) - 1))]
     else:
         conversations = read_conversations(arguments.model, arguments.text)
-    following = np.concatenate([tokens[positions + 1] for tokens, positions in conversations])
-    if len(following) < 192:
-        sys.exit(f"{len(following)} positions are too few to compare: 192 at least are wanted")
+    following = np.concatenate([tokens[1:] for tokens, _ in conversations])
+    written = np.concatenate([np.isin(np.arange(len(tokens) - 1), positions) for tokens, positions in conversations])
+    if written.sum() < 192:
+        sys.exit(f"{written.sum()} positions are too few to compare: 192 at least are wanted")
 
     def gather(logits_of):
-        return np.concatenate([logits_of(tokens)[positions] for tokens, positions in conversations])
+        return np.concatenate([logits_of(tokens)[:-1] for tokens, _ in conversations])
 
     found = gather(lambda t: calla_logits(arguments.calla, arguments.model, t, output / "work", arguments.backend, *options))
     runs = {"as it comes": None} | ({"cast to float32": mx.float32} if arguments.float32 else {})
@@ -116,9 +130,14 @@ def main():
     print("|" + "---|" * 8)
     for name, dtype in runs.items():
         model = mlx_model(arguments.model, dtype)
-        r = results[name] = compare(found, gather(lambda t: mlx_logits_of(model, t)), following)
-        print(f"| {name} | {r['positions']} | {r['top1']:.2%} | {r['perplexity']:.5g} | {r['calla_perplexity']:.5g}"
-              f" | {r['perplexity_difference']:+.4%} | {r['mean_kl']:.1e} | {r['worst_kl']:.1e} |", flush=True)  # fmt: skip
+        expected = gather(lambda t: mlx_logits_of(model, t))
+        if arguments.fixture and dtype is None:
+            write_fixture(arguments.fixture, conversations, log_softmax(expected))
+        for what, chosen in {"replies": written, "everything": np.ones_like(written)}.items():
+            r = results[f"{name}, {what}"] = compare(found[chosen], expected[chosen], following[chosen])
+            print(f"| {name}, {what} | {r['positions']} | {r['top1']:.2%} | {r['perplexity']:.5g}"
+                  f" | {r['calla_perplexity']:.5g} | {r['perplexity_difference']:+.4%} | {r['mean_kl']:.1e}"
+                  f" | {r['worst_kl']:.1e} |", flush=True)  # fmt: skip
     report = {
         "command": " ".join(sys.argv),
         "machine": machine(),
@@ -131,7 +150,7 @@ def main():
     }
     output.mkdir(parents=True, exist_ok=True)
     (output / "mlx_lm.json").write_text(json.dumps(report, indent=2) + "\n")
-    held = results["as it comes"]
+    held = results["as it comes, replies"]
     return 0 if held["top1"] >= AGREEMENT and abs(held["perplexity_difference"]) < PERPLEXITY else 1
 
 
