@@ -16,7 +16,7 @@ from conftest import ROOT, environment
 
 README = (ROOT / "README.md").read_text()
 # Commands of an sh block that are not this project's.
-FOREIGN = {"git", "cd", "sudo", "hf"}
+FOREIGN = {"curl", "git", "cd", "sudo", "hf"}
 
 
 def blocks(language, text=README):
