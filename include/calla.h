@@ -235,9 +235,10 @@ struct calla_generate_options {
 
 struct calla_reply {
     enum calla_finish finish;
-    char *reasoning, *content;  /* zero-terminated UTF-8, "" without */
-    char *tool_calls;           /* JSON array in the OpenAI form, NULL without */
-    struct calla_tokens tokens; /* as sampled, the end token included */
+    char *reasoning, *content; /* zero-terminated UTF-8, "" without; a zero byte may be part of the text */
+    size_t reasoning_size, content_size; /* in bytes */
+    char *tool_calls;                    /* JSON array in the OpenAI form, NULL without */
+    struct calla_tokens tokens;          /* as sampled, the end token included */
     size_t prompt_tokens, computed_tokens, reply_tokens;
     size_t reasoning_tokens; /* of the reply's, those of the think block with its closing tag */
     double prompt_seconds, reply_seconds;

@@ -348,6 +348,20 @@ def test_a_prompt_longer_than_the_context(calla):
     assert int(re.search(r"has (\d+) tokens", result.stderr)[1]) > 100
 
 
+def test_a_prompt_longer_than_the_model_allows(calla):
+    limit = json.loads(calla("info", "--json").stdout)["architecture"]["context_limit"]
+    result = calla("run", "--quiet", input="word " * 10000)
+    one_sentence(result, 1, f"a context of {limit}", "shorten it")
+    assert "--context" not in result.stderr  # cannot help
+
+
+def test_a_zero_byte_does_not_end_the_answer(calla):
+    zero = json.loads(calla("tokenize", input="a\0").stdout)[1]
+    body = request(enable_thinking=False, max_tokens=3, logit_bias={str(zero): 100})
+    assert calla("run", "--quiet", "--request", "-", input=body).stdout == "\0\0\0\n"
+    assert json.loads(calla("run", "--quiet", "--json", "--request", "-", input=body).stdout)["content"] == "\0\0\0"
+
+
 def test_more_context_than_the_model_has(calla):
     one_sentence(calla("run", "--quiet", "--context", "2000000000", "Hi"), 1, "2000000000")
 

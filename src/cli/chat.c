@@ -56,7 +56,7 @@ static void count(struct chat *chat, const struct calla_reply *reply) {
 static void keep_reply(struct chat *chat, const struct calla_reply *reply) {
     struct calla_error error;
     uint32_t context = calla_session_context(chat->session);
-    if (reply->finish == CALLA_FINISH_CANCELLED && *reply->content == 0) {
+    if (reply->finish == CALLA_FINISH_CANCELLED && reply->content_size == 0) {
         conversation_drop_last(&chat->conversation);
         note(chat, "Stopped before an answer; the message is taken back.");
     } else if (!conversation_add_reply(&chat->conversation, reply, &error)) {

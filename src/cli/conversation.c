@@ -45,11 +45,13 @@ bool conversation_add_user(struct conversation *conversation, const char *text, 
 
 bool conversation_add_reply(struct conversation *conversation, const struct calla_reply *reply,
                             struct calla_error *error) {
-    json_t *message = json_pack("{s:s, s:s}", "role", "assistant", "content", reply->content);
-    if (message != NULL && *reply->reasoning != 0)
-        json_object_set_new(message, "reasoning_content", json_string(reply->reasoning));
+    json_t *message =
+        json_pack("{s:s, s:s%}", "role", "assistant", "content", reply->content, reply->content_size);
+    if (message != NULL && reply->reasoning_size > 0)
+        json_object_set_new(message, "reasoning_content",
+                            json_stringn(reply->reasoning, reply->reasoning_size));
     if (message != NULL && reply->tool_calls != NULL)
-        json_object_set_new(message, "tool_calls", json_loads(reply->tool_calls, 0, NULL));
+        json_object_set_new(message, "tool_calls", json_loads(reply->tool_calls, JSON_ALLOW_NUL, NULL));
     return json_array_append_new(conversation->messages, message) == 0 ||
            error_memory(error, "the reply", strlen(reply->content));
 }

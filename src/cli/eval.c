@@ -117,8 +117,8 @@ static bool read_tokens(struct evaluation *evaluation, const struct calla_model 
     } else {
         struct buffer text = {0};
         struct calla_tokens tokens = {0};
-        path = evaluation->text_path;
-        bool ok = read_input(path, &text, error) &&
+        path = strcmp(evaluation->text_path, "-") == 0 ? "Standard input" : evaluation->text_path;
+        bool ok = read_input(evaluation->text_path, &text, error) &&
                   calla_tokenize(model, text.size == 0 ? "" : text.data, text.size, false, &tokens, error);
         buffer_free(&text);
         if (!ok)
@@ -129,11 +129,13 @@ static bool read_tokens(struct evaluation *evaluation, const struct calla_model 
     if (evaluation->token_count < 2)
         return error_set(error, CALLA_BAD_INPUT, "%s has %zu tokens; at least 2 are needed to predict one.",
                          path, evaluation->token_count);
+    struct calla_model_info info;
+    calla_model_info(model, &info);
     for (size_t i = 0; i < evaluation->token_count; i++)
-        if (evaluation->tokens[i] < 0 || (uint32_t)evaluation->tokens[i] >= evaluation->vocabulary)
+        if (evaluation->tokens[i] < 0 || (uint32_t)evaluation->tokens[i] >= info.tokens)
             return error_set(error, CALLA_BAD_INPUT,
                              "%s: element %zu is %ld; this model's token ids are 0 to %u.", path, i,
-                             (long)evaluation->tokens[i], evaluation->vocabulary - 1);
+                             (long)evaluation->tokens[i], info.tokens - 1);
     return true;
 }
 
@@ -198,14 +200,8 @@ static struct calla_session *open_fitting_session(struct evaluation *evaluation,
     uint64_t context = evaluation->model.context;
     if (context == 0)
         context = info.context_limit;
-    if (evaluation->token_count > context) {
-        error_set(error, CALLA_CONTEXT_FULL,
-                  "The text has %zu tokens, but the context holds %llu; shorten it, or raise --context (this "
-                  "model was "
-                  "made for %u).",
-                  evaluation->token_count, (unsigned long long)context, info.context_limit);
+    if (!check_room(model, "The text", evaluation->token_count, context, error))
         return NULL;
-    }
     struct calla_session_options options = {.context = (uint32_t)evaluation->token_count};
     return calla_session_open(model, &options, error);
 }

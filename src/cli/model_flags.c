@@ -83,3 +83,19 @@ struct calla_session *open_session(struct calla_model *model, const struct model
     struct calla_session_options options = {.context = (uint32_t)flags->context};
     return calla_session_open(model, &options, error);
 }
+
+bool check_room(const struct calla_model *model, const char *what, size_t tokens, uint64_t context,
+                struct calla_error *error) {
+    struct calla_model_info info;
+    calla_model_info(model, &info);
+    if (tokens <= context)
+        return true;
+    if (context >= info.context_limit)
+        return error_set(error, CALLA_CONTEXT_FULL,
+                         "%s has %zu tokens, but this model was made for a context of %u; shorten it.", what,
+                         tokens, info.context_limit);
+    return error_set(error, CALLA_CONTEXT_FULL,
+                     "%s has %zu tokens, but the context holds %llu; shorten it, or raise --context (this "
+                     "model was made for %u).",
+                     what, tokens, (unsigned long long)context, info.context_limit);
+}

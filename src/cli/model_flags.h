@@ -29,4 +29,8 @@ struct calla_model *open_model(const struct model_flags *flags, bool tokenizer_o
 struct calla_session *open_session(struct calla_model *model, const struct model_flags *flags,
                                    struct calla_error *error);
 
+/* Whether `tokens` tokens of `what` ("The prompt") have room in a context of `context`. */
+bool check_room(const struct calla_model *model, const char *what, size_t tokens, uint64_t context,
+                struct calla_error *error);
+
 #endif

@@ -50,7 +50,7 @@ bool reply_printer_event(struct reply_printer *printer, const struct calla_event
 }
 
 static void print_calls(const char *calls) {
-    json_t *array = json_loads(calls, 0, NULL);
+    json_t *array = json_loads(calls, JSON_ALLOW_NUL, NULL);
     size_t index;
     json_t *call;
     json_array_foreach(array, index, call) {

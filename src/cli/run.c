@@ -130,15 +130,16 @@ static bool print_event(void *user, const struct calla_event *event) {
 
 /* The reply as one JSON object. */
 static json_t *describe_reply(const struct calla_reply *reply) {
-    json_t *calls = reply->tool_calls == NULL ? json_array() : json_loads(reply->tool_calls, 0, NULL);
+    json_t *calls =
+        reply->tool_calls == NULL ? json_array() : json_loads(reply->tool_calls, JSON_ALLOW_NUL, NULL);
     size_t prompt = reply->prompt_tokens, completion = reply->reply_tokens;
-    return json_pack("{s:s, s:s, s:o, s:s, s:{s:I, s:I, s:I, s:I}, s:{s:f, s:f}}", "content", reply->content,
-                     "reasoning_content", reply->reasoning, "tool_calls", calls, "finish_reason",
-                     finish_name(reply->finish), "usage", "prompt_tokens", (json_int_t)prompt,
-                     "completion_tokens", (json_int_t)completion, "total_tokens",
-                     (json_int_t)(prompt + completion), "cached_tokens",
-                     (json_int_t)(prompt - reply->computed_tokens), "timings", "prompt_seconds",
-                     reply->prompt_seconds, "reply_seconds", reply->reply_seconds);
+    return json_pack("{s:s%, s:s%, s:o, s:s, s:{s:I, s:I, s:I, s:I}, s:{s:f, s:f}}", "content",
+                     reply->content, reply->content_size, "reasoning_content", reply->reasoning,
+                     reply->reasoning_size, "tool_calls", calls, "finish_reason", finish_name(reply->finish),
+                     "usage", "prompt_tokens", (json_int_t)prompt, "completion_tokens",
+                     (json_int_t)completion, "total_tokens", (json_int_t)(prompt + completion),
+                     "cached_tokens", (json_int_t)(prompt - reply->computed_tokens), "timings",
+                     "prompt_seconds", reply->prompt_seconds, "reply_seconds", reply->reply_seconds);
 }
 
 static bool print_reply(struct run *run, const struct calla_reply *reply, struct calla_error *error) {
@@ -151,19 +152,6 @@ static bool print_reply(struct run *run, const struct calla_reply *reply, struct
     bool ok = description != NULL ? print_json(description, error) : error_memory(error, "the reply", 0);
     json_decref(description);
     return ok;
-}
-
-static bool check_length(const struct calla_prompt *prompt, const struct calla_model *model, uint32_t context,
-                         struct calla_error *error) {
-    struct calla_model_info info;
-    calla_model_info(model, &info);
-    if (prompt->tokens.count <= context)
-        return true;
-    return error_set(
-        error, CALLA_CONTEXT_FULL,
-        "The prompt has %zu tokens, but the context holds %u; shorten it, or raise --context (this model "
-        "was made for %u).",
-        prompt->tokens.count, context, info.context_limit);
 }
 
 /* Generates and prints. */
@@ -214,7 +202,8 @@ static bool answer_request(struct run *run, struct calla_model *model, const str
             "\"logprobs\" in the request is not printed here; leave it out, or ask calla serve.");
     sampling_flags_apply(&run->sampling, &options);
     struct calla_session *session = open_session(model, &run->model, error);
-    bool ok = session != NULL && check_length(prompt, model, calla_session_context(session), error) &&
+    bool ok = session != NULL &&
+              check_room(model, "The prompt", prompt->tokens.count, calla_session_context(session), error) &&
               answer(run, session, prompt, &options, error);
     calla_session_close(session);
     return ok;

@@ -314,11 +314,14 @@ bool calla_generation_finish(struct calla_generation *generation, struct calla_r
         return false;
     struct calla_reply *whole = &generation->reply;
     const json_t *calls = generation->parser == NULL ? NULL : reply_parser_calls(generation->parser);
-    size_t size = 0;
-    const char *reasoning =
-        generation->parser == NULL ? "" : reply_parser_reasoning(generation->parser, &size);
-    whole->reasoning = strndup(reasoning == NULL ? "" : reasoning, size);
-    whole->content = buffer_take(&generation->content, NULL);
+    struct buffer reasoning = {0};
+    if (generation->parser != NULL) {
+        size_t size = 0;
+        const char *text = reply_parser_reasoning(generation->parser, &size);
+        buffer_append(&reasoning, text, size);
+    }
+    whole->reasoning = buffer_take(&reasoning, &whole->reasoning_size);
+    whole->content = buffer_take(&generation->content, &whole->content_size);
     whole->reply_tokens = whole->tokens.count;
     if (json_array_size(calls) > 0) {
         whole->tool_calls = json_dumps(calls, JSON_COMPACT);
@@ -327,7 +330,7 @@ bool calla_generation_finish(struct calla_generation *generation, struct calla_r
     }
     if (whole->reasoning == NULL || whole->content == NULL ||
         (json_array_size(calls) > 0 && whole->tool_calls == NULL))
-        return error_memory(error, "the reply", size);
+        return error_memory(error, "the reply", whole->reply_tokens);
     *reply = *whole;
     memset(whole, 0, sizeof *whole);
     return true;
