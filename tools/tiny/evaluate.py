@@ -2,10 +2,11 @@
 
     python3 tools/tiny/evaluate.py                                   # build/calla, models/calla-tiny
     python3 tools/tiny/evaluate.py --engine mlx
-    python3 tools/tiny/evaluate.py --calla build/calla --failures out/failures.jsonl
+    python3 tools/tiny/evaluate.py --answers out/answers.jsonl --failures out/failures.jsonl
 
 Each line of tests/data/tiny-heldout.jsonl holds a chat-completions request, the expected answer and its kind. The binary
 is run once a prompt: `calla run -m MODEL --request - --json --quiet`, the request on stdin, one JSON object on stdout.
+Answers are kept in --answers as they arrive, so that a long measurement can be stopped and taken up again.
 Exit status 1 when fewer than 90 % are right or fewer than 95 % of the tool calls are well-formed."""
 import argparse
 import json
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from scoring import parse_reply, report, right, well_formed
 
@@ -56,18 +58,29 @@ def main():
     a.add_argument("--model", default="models/calla-tiny")
     a.add_argument("--prompts", default="tests/data/tiny-heldout.jsonl")
     a.add_argument("--every", type=int, default=1, help="take every n-th prompt only")
+    a.add_argument("--answers", help="keep answers here, and do not ask again for those that it holds")
     a.add_argument("--jobs", type=int, default=1, help="prompts at a time (calla only)")
     a.add_argument("--failures", help="write what went wrong as JSON lines")
     a = a.parse_args()
     with open(a.prompts, encoding="utf-8") as f:
         items = [json.loads(line) for line in f][::a.every]
     start = time.time()
-    if a.engine == "mlx":
-        engine = Mlx(a.model)
-        messages = [engine(i["request"]) for i in items]
-    else:
-        with ThreadPoolExecutor(a.jobs) as pool:
-            messages = list(pool.map(lambda i: through_calla(a, i["request"]), items))
+    known = {}
+    if a.answers and Path(a.answers).exists():
+        with open(a.answers, encoding="utf-8") as f:
+            known = {d["id"]: d["message"] for d in map(json.loads, f)}
+    engine = Mlx(a.model) if a.engine == "mlx" else lambda request: through_calla(a, request)
+    keep = open(a.answers, "a", encoding="utf-8") if a.answers else None
+
+    def answer(item):
+        if item["id"] not in known:
+            known[item["id"]] = message = engine(item["request"])
+            if keep:
+                keep.write(json.dumps({"id": item["id"], "message": message}, ensure_ascii=False) + "\n")
+                keep.flush()
+        return known[item["id"]]
+    with ThreadPoolExecutor(1 if a.engine == "mlx" else a.jobs) as pool:
+        messages = list(pool.map(answer, items))
     rows, bad = [], []
     for item, message in zip(items, messages):
         ok = right(item["check"], message)

@@ -93,7 +93,7 @@ def check_export(state, folder):
         w = {n: model.stored(n, p, True) for n, p in state.items()}
         h, _ = model.forward(w, ids, torch.tensor([0, 90], dtype=torch.int32), 90)
         want = h @ w["lm_head.weight"].T
-        print(f"exported model through mlx-lm: {((want - got).norm() / want.norm()).item():.1e} (both float32)")
+        print(f"exported random model through mlx-lm: relative difference of the logits {((want - got).norm() / want.norm()).item():.1e} (both float32)")
         text = "Hello  wörld 12 don't <|im_end|>\n\n<think> x"
         assert tokenizer.encode(text, add_special_tokens=False) == Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
         print("size", (t / "model.safetensors").stat().st_size)
