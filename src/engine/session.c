@@ -122,6 +122,11 @@ uint32_t calla_session_context(const struct calla_session *session) {
     return session->context;
 }
 
+void calla_session_limit_chunk(struct calla_session *session, uint32_t rows) {
+    uint32_t most = session->layout.step[STEP_TOKENS].columns;
+    session->chunk_rows = rows < 1 ? 1 : rows > most ? most : rows;
+}
+
 bool calla_session_reset(struct calla_session *session, struct calla_error *error) {
     session->position = 0;
     session->have_logits = false;
