@@ -1,0 +1,12 @@
+"""A short soak; soak_server.py runs a long one."""
+
+from server import Server
+from soak_server import soak
+
+
+def test_soak(binary, model):
+    with Server(binary, "-m", model, ready=120, stop=120) as server:
+        result = soak(server, 200, 16, 2)
+        assert not result["failures"] and result["left"] == 0
+        assert result["outcome"]["good"] >= 80 and result["outcome"]["bad"] >= 20 and result["outcome"]["abandoned"] >= 20
+        assert result["memory"][-1] - result["memory"][4] < 32 << 20
