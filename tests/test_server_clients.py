@@ -318,7 +318,7 @@ def test_idle_connections_cost_no_memory(server):
 
 @pytest.mark.parametrize("with_signal", [signal.SIGTERM, signal.SIGINT])
 def test_what_runs_may_finish(binary, model, with_signal):
-    server = Server(binary, "-m", model)
+    server = Server(binary, "-m", model, "--drain-seconds", "120")
     connection = send(server, COMPLETION, endless(server, stream=True, max_tokens=150))
     read_until(connection, b"data: ")
     server.process.send_signal(with_signal)
