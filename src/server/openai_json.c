@@ -8,6 +8,7 @@
 
 void openai_string(struct buffer *out, const char *text, size_t size) {
     buffer_append_byte(out, '"');
+    text = size == 0 ? "" : text;
     size_t begin = 0;
     for (size_t at = 0; at < size;) {
         struct utf8_character character = utf8_read(text + at, size - at);

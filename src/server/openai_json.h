@@ -5,7 +5,7 @@
 
 #include "base/buffer.h"
 
-/* A string literal. Bytes that are not UTF-8 become U+FFFD. */
+/* A string literal. Bytes that are not UTF-8 become U+FFFD; without any `text` may be NULL. */
 void openai_string(struct buffer *out, const char *text, size_t size);
 void openai_string_or_null(struct buffer *out, const char *text);
 
