@@ -9,6 +9,7 @@ nothing may be left in work, and memory must not have grown since the first tent
 import argparse
 import collections
 import concurrent.futures
+import http.client
 import json
 import random
 import re
@@ -114,20 +115,24 @@ def soak(server, count, connections, seed):
 
     def one(index):
         source = random.Random(seed * 1_000_003 + index)
+        if server.process.poll() is not None:
+            return "not asked: the server is gone"
         ask = source.choices([good, bad, abandoned], [6, 2, 2])[0]
         try:
             return ask(source, server)
-        except (AssertionError, OSError, ValueError, KeyError) as failure:
+        except (AssertionError, OSError, ValueError, KeyError, http.client.HTTPException) as failure:
             failures.append(f"request {index} ({ask.__name__}): {failure!r}"[:500])
             return "failed"
 
     with concurrent.futures.ThreadPoolExecutor(connections) as pool:
         for done, kind in enumerate(pool.map(one, range(count)), 1):
             outcome[kind] += 1
-            if done % max(1, count // 10) == 0:
+            if done % max(1, count // 10) == 0 and server.process.poll() is None:
                 memory.append(int(metrics(server)["resident_memory_bytes"]))
     seconds = time.monotonic() - start
     end = time.monotonic() + 60
+    if server.process.poll() is not None:
+        raise SystemExit(f"The server is gone: {server.log()[-5000:]}")
     while (now := metrics(server))["active_requests"] + now["waiting_requests"] > 0 and time.monotonic() < end:
         time.sleep(0.05)
     return {

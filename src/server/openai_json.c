@@ -19,7 +19,8 @@ void openai_string(struct buffer *out, const char *text, size_t size) {
         }
         at += character.size;
     }
-    json_escape_python(out, text + begin, size - begin);
+    if (begin < size) /* no text at all may be a null pointer */
+        json_escape_python(out, text + begin, size - begin);
     buffer_append_byte(out, '"');
 }
 

@@ -58,29 +58,35 @@ struct readers *readers_open(unsigned count, void (*read)(void *user, struct job
     return NULL;
 }
 
-void readers_close(struct readers *readers) {
-    if (readers == NULL)
-        return;
+void readers_stop(struct readers *readers) {
     pthread_mutex_lock(&readers->lock);
     readers->closing = true;
     pthread_cond_broadcast(&readers->changed);
     pthread_mutex_unlock(&readers->lock);
     for (unsigned i = 0; i < readers->count; i++)
         pthread_join(readers->threads[i], NULL);
+    readers->count = 0;
+}
+
+void readers_close(struct readers *readers) {
+    if (readers == NULL)
+        return;
+    readers_stop(readers);
     pthread_cond_destroy(&readers->changed);
     pthread_mutex_destroy(&readers->lock);
     free(readers);
 }
 
-void readers_add(struct readers *readers, struct job *job) {
-    job_hold(job);
-    job->next = NULL;
+bool readers_add(struct readers *readers, struct job *job) {
     pthread_mutex_lock(&readers->lock);
-    if (readers->first == NULL)
-        readers->first = job;
-    else
-        readers->last->next = job;
-    readers->last = job;
-    pthread_cond_signal(&readers->changed);
+    bool open = !readers->closing;
+    if (open) {
+        job_hold(job);
+        job->next = NULL;
+        *(readers->first == NULL ? &readers->first : &readers->last->next) = job;
+        readers->last = job;
+        pthread_cond_signal(&readers->changed);
+    }
     pthread_mutex_unlock(&readers->lock);
+    return open;
 }

@@ -101,6 +101,13 @@ static void answer_model(const struct server *server, struct job *job, const cha
     job_refuse(job, &refusal);
 }
 
+/* Why there is no model to ask: it is being loaded, or the server ends. */
+static void refuse_unready(struct server *server, struct job *job) {
+    struct refusal refusal;
+    scheduler_has_room(server->scheduler, &refusal);
+    job_refuse(job, &refusal);
+}
+
 /* Answers that a reader begins */
 
 static void submit_exchange(struct server *server, struct job *job, enum exchange_kind kind) {
@@ -109,8 +116,7 @@ static void submit_exchange(struct server *server, struct job *job, enum exchang
     struct refusal refusal;
     scheduler_look(server->scheduler, &view);
     if (model == NULL) {
-        scheduler_has_room(server->scheduler, &refusal);
-        job_refuse(job, &refusal);
+        refuse_unready(server, job);
         return;
     }
     struct exchange_context context = {.model = model,
@@ -134,12 +140,16 @@ static void answer_text(struct server *server, struct job *job) {
     const char *body = job->body.data == NULL ? "" : job->body.data;
     struct buffer out = {0};
     struct refusal refusal;
-    bool ok = model != NULL || (scheduler_has_room(server->scheduler, &refusal), false);
-    if (ok && job->route->kind == ROUTE_TOKENIZE)
+    bool ok;
+    if (model == NULL) {
+        refuse_unready(server, job);
+        return;
+    }
+    if (job->route->kind == ROUTE_TOKENIZE)
         ok = tokenize_answer(model, body, job->body.size, &out, &refusal);
-    else if (ok && job->route->kind == ROUTE_DETOKENIZE)
+    else if (job->route->kind == ROUTE_DETOKENIZE)
         ok = detokenize_answer(model, body, job->body.size, &out, &refusal);
-    else if (ok)
+    else
         ok = apply_template_answer(model, body, job->body.size, &out, &refusal);
     buffer_free(&job->body);
     if (ok)
@@ -196,7 +206,8 @@ static void handle_request(void *user, struct job *job, const char *rest) {
         answer_model(server, job, rest);
         break;
     default:
-        readers_add(server->readers, job);
+        if (!readers_add(server->readers, job))
+            refuse_unready(server, job);
         break;
     }
 }
@@ -289,8 +300,10 @@ static void drain(struct server *server) {
 static void end(struct server *server) {
     if (server->scheduler != NULL)
         scheduler_stop(server->scheduler);
-    readers_close(server->readers);
+    if (server->readers != NULL)
+        readers_stop(server->readers);
     http_close(server->http);
+    readers_close(server->readers);
     listener_close(&server->listener);
     scheduler_close(server->scheduler);
     connections_free(server->connections);
