@@ -67,7 +67,7 @@ static bool answered(struct job *job) {
 }
 
 static void wait_answered(struct job *job) {
-    for (double until = system_seconds() + 60; !answered(job);) {
+    for (double until = system_seconds() + 200; !answered(job);) {
         assert_true(system_seconds() < until);
         nap();
     }
@@ -114,7 +114,7 @@ static void test_takes_turns(void **state) {
     wait_answered(brief);
     assert_false(answered(lengthy));
     job_cancel(lengthy);
-    wait_dropped(lengthy, 30);
+    wait_dropped(lengthy, 100);
     job_release(brief);
     job_release(lengthy);
     scheduler_stop(scheduler);
