@@ -87,7 +87,7 @@ static bool request_from_prompt(struct run *run, int *exit_code, struct calla_er
         ok = error_memory(error, "the prompt", prompt.size);
     if (ok && replaced > 0 && !run->model.quiet)
         fprintf(stderr,
-                "calla: The prompt is not all UTF-8; U+FFFD stands in for what is not, in %zu places.\n",
+                "calla: The prompt is not all UTF-8 text; U+FFFD stands in for what is not, in %zu places.\n",
                 replaced);
     if (ok) {
         run->request =

@@ -58,7 +58,7 @@ bool append_utf8(struct buffer *out, const char *text, size_t size, size_t *repl
     *replaced = 0;
     for (size_t done = 0; done < size;) {
         struct utf8_character character = utf8_read(text + done, size - done);
-        if (character.kind == UTF8_VALID) {
+        if (character.kind == UTF8_VALID && character.code != 0) {
             buffer_append(out, text + done, character.size);
         } else {
             buffer_append_string(out, UTF8_REPLACEMENT);

@@ -22,7 +22,8 @@ bool write_file(const char *path, const char *bytes, size_t size, struct calla_e
 /* Writes a JSON value and a newline to standard output. */
 bool print_json(const json_t *value, struct calla_error *error);
 
-/* Appends `text` with U+FFFD for each piece that is not UTF-8; *replaced tells how many there were. */
+/* Appends `text` with U+FFFD for each piece that is not UTF-8 and each zero byte; *replaced tells how many
+ * there were. */
 bool append_utf8(struct buffer *out, const char *text, size_t size, size_t *replaced);
 
 #endif
