@@ -103,8 +103,14 @@ def test_health_models_metrics(server):
     status, answer = server.get("/v1/models/gpt-4o")
     assert status == 404 and answer["error"]["code"] == "model_not_found"
     assert server.post(CHAT, HELLO)[0] == 200
-    status, headers, body = server.request("GET", "/metrics")
-    assert status == 200 and headers["Content-Type"].startswith("text/plain")
+    # A request is counted when its connection is done with it, a moment after the client has the answer.
+    deadline = time.monotonic() + 20
+    while True:
+        status, headers, body = server.request("GET", "/metrics")
+        assert status == 200 and headers["Content-Type"].startswith("text/plain")
+        if b"calla_reply_tokens_total 0\n" not in body or time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
     for line in body.decode().splitlines():
         assert re.fullmatch(r'# (HELP|TYPE) calla_\w+ .+|calla_\w+(\{route="[^"]+",status="\w+"\})? [0-9.]+', line), line
     numbers = dict(line.rsplit(" ", 1) for line in body.decode().splitlines() if line[0] != "#")

@@ -75,6 +75,7 @@ needs() {
     [ $level = build ] && return
     need libcmocka-dev cmocka have_library cmocka
     need "python3 python3-venv" python3 have_python
+    need curl curl have_command curl
     [ $level = test ] && return
     need git git have_command git
     need clang llvm have_command clang
