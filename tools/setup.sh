@@ -74,6 +74,7 @@ needs() {
     need libmicrohttpd-dev libmicrohttpd have_library libmicrohttpd
     [ $level = build ] && return
     need libcmocka-dev cmocka have_library cmocka
+    need curl curl have_command curl
     need "python3 python3-venv" python3 have_python
     need curl curl have_command curl
     [ $level = test ] && return

@@ -179,7 +179,7 @@ static struct scan scan_open(struct bench *bench, const struct shape *s) {
  * (q_t.k_i) u_i; S = exp(G_T) S + sum_i exp(G_T - G_i) u_i k_i^T. */
 static void block_scan(const struct bench *bench, const struct scan *scan, const struct shape *s,
                        uint32_t head, double S[MAX_SIZE][MAX_SIZE], double y[MAX_ROWS][MAX_SIZE]) {
-    double G[MAX_ROWS], u[MAX_ROWS][MAX_SIZE];
+    double G[MAX_ROWS] = {0}, u[MAX_ROWS][MAX_SIZE];
     uint32_t keys = s->key_heads * s->key_size, values = s->value_heads * s->value_size;
     uint32_t key = head / (s->value_heads / s->key_heads) * s->key_size, value = head * s->value_size;
     const float *q = bench_floats(bench, scan->q) + key, *k = bench_floats(bench, scan->k) + key;
