@@ -76,7 +76,6 @@ needs() {
     need libcmocka-dev cmocka have_library cmocka
     need curl curl have_command curl
     need "python3 python3-venv" python3 have_python
-    need curl curl have_command curl
     [ $level = test ] && return
     need git git have_command git
     need clang llvm have_command clang
