@@ -28,6 +28,17 @@ struct named_value {
 static const struct named_value scan_names[] = {{"register", 0}, {"block", 1}, {NULL, 0}};
 static const struct named_value kv_names[] = {{"bf16", DTYPE_BF16}, {"f32", DTYPE_F32}, {NULL, 0}};
 
+static const struct named_value operand_names[] = {{"int8", MATRIX_INT8}, {"bf16", MATRIX_BF16}, {NULL, 0}};
+static const struct named_value instruction_names[] = {{"auto", INSTRUCTIONS_AUTO},
+                                                       {"portable", INSTRUCTIONS_PORTABLE},
+                                                       {"avx2", INSTRUCTIONS_AVX2},
+                                                       {"avx512", INSTRUCTIONS_AVX512},
+                                                       {"avx512_vnni", INSTRUCTIONS_AVX512_VNNI},
+                                                       {"avx512_bf16", INSTRUCTIONS_AVX512_BF16},
+                                                       {"neon", INSTRUCTIONS_NEON},
+                                                       {"neon_i8mm", INSTRUCTIONS_NEON_I8MM},
+                                                       {NULL, 0}};
+
 struct choice {
     const char *name;
     size_t offset; /* of the field */
@@ -38,7 +49,9 @@ struct choice {
     bool power_of_two;
 };
 
-_Static_assert(sizeof(enum dtype) == sizeof(uint32_t), "a named choice is stored as a uint32_t");
+_Static_assert(sizeof(enum dtype) == sizeof(uint32_t) && sizeof(enum matrix_operands) == sizeof(uint32_t) &&
+                   sizeof(enum instruction_set) == sizeof(uint32_t),
+               "a named choice is stored as a uint32_t");
 
 #define FIELD(field) #field, .offset = offsetof(struct policy, field)
 
@@ -62,6 +75,8 @@ static const struct choice choices[] = {
     {FIELD(attention_split), .kind = CHOICE_NUMBER, .backends = GPU, .least = 0, .most = 1u << 30},
     {FIELD(speculate), .kind = CHOICE_SWITCH, .backends = EVERY},
     {FIELD(kv_dtype), .kind = CHOICE_NAME, .backends = EVERY, .names = kv_names},
+    {FIELD(matrix_operands), .kind = CHOICE_NAME, .backends = CPU, .names = operand_names},
+    {FIELD(instruction_set), .kind = CHOICE_NAME, .backends = CPU, .names = instruction_names},
 };
 #define CHOICE_COUNT (sizeof choices / sizeof *choices)
 

@@ -6,6 +6,22 @@
 #include "base/dtype.h"
 #include "base/error.h"
 
+/* What matrix products with 4-bit weights multiply: activations as 8-bit integers with a scale per 64 and the
+ * weights' codes, in exact integer sums; or both rounded to bfloat16. Sums over groups are float32. */
+enum matrix_operands { MATRIX_INT8, MATRIX_BF16 };
+
+/* Whose kernels the CPU backend runs; automatic: the best that the processor has. */
+enum instruction_set {
+    INSTRUCTIONS_AUTO,
+    INSTRUCTIONS_PORTABLE,
+    INSTRUCTIONS_AVX2,        /* with FMA */
+    INSTRUCTIONS_AVX512,      /* F, BW, VL, DQ */
+    INSTRUCTIONS_AVX512_VNNI, /* and VNNI */
+    INSTRUCTIONS_AVX512_BF16, /* and BF16 */
+    INSTRUCTIONS_NEON,
+    INSTRUCTIONS_NEON_I8MM, /* with dot products, i8mm and bf16 */
+};
+
 struct policy {
     bool dequant_in_gemm;
     bool device_routing;
@@ -21,6 +37,8 @@ struct policy {
     uint32_t attention_split; /* context length from which attention works in fixed blocks */
     bool speculate;
     enum dtype kv_dtype; /* DTYPE_BF16 or DTYPE_F32 */
+    enum matrix_operands matrix_operands;
+    enum instruction_set instruction_set;
 };
 
 /* Whether there is a policy for this backend ("reference", "cpu", "cuda", "metal"); the error lists them. */
