@@ -1,0 +1,127 @@
+/* Vectors of float32 as wide as the instruction set that the including file is compiled for: what the kernels
+ * that are not matrix products are written in, once for all processors. Include it in files under kernels/
+ * only. */
+#ifndef CALLA_BACKEND_CPU_KERNELS_VECTOR_H
+#define CALLA_BACKEND_CPU_KERNELS_VECTOR_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#include <immintrin.h>
+#elif defined(__AVX2__) && defined(__FMA__)
+#define LANES 8
+#include <immintrin.h>
+#else
+#define LANES 4
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+#endif
+
+typedef float vector __attribute__((vector_size(LANES * 4)));
+typedef int32_t int_vector __attribute__((vector_size(LANES * 4)));
+typedef uint16_t half_vector __attribute__((vector_size(LANES * 2)));
+
+static inline vector vector_load(const float *values) {
+    vector v;
+    memcpy(&v, values, sizeof v);
+    return v;
+}
+
+static inline void vector_store(float *values, vector v) {
+    memcpy(values, &v, sizeof v);
+}
+
+static inline vector vector_of(float value) {
+    return value - (vector){0};
+}
+
+static inline vector vector_from_bits(int_vector bits) {
+    vector v;
+    memcpy(&v, &bits, sizeof v);
+    return v;
+}
+
+static inline int_vector vector_bits(vector v) {
+    int_vector bits;
+    memcpy(&bits, &v, sizeof bits);
+    return bits;
+}
+
+/* LANES elements of bfloat16. */
+static inline vector vector_load_bf16(const uint16_t *values) {
+    half_vector half;
+    memcpy(&half, values, sizeof half);
+    return vector_from_bits(__builtin_convertvector(half, int_vector) << 16);
+}
+
+/* mask ? a : b, the mask's lanes all ones or all zeros (the outcome of a comparison) */
+static inline vector vector_select(int_vector mask, vector a, vector b) {
+    return vector_from_bits((mask & vector_bits(a)) | (~mask & vector_bits(b)));
+}
+
+static inline vector vector_max(vector a, vector b) {
+    return vector_select(a > b, a, b);
+}
+
+/* a * b + c, rounded once where the processor can. */
+static inline vector vector_fma(vector a, vector b, vector c) {
+#if LANES == 16
+    return (vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif LANES == 8
+    return (vector)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (vector)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
+/* The sum of the lanes, in pairs. */
+static inline float vector_sum(vector v) {
+    float lanes[LANES];
+    vector_store(lanes, v);
+    for (size_t width = LANES / 2; width > 0; width /= 2)
+        for (size_t i = 0; i < width; i++)
+            lanes[i] += lanes[i + width];
+    return lanes[0];
+}
+
+/* e^x to about one unit in the last place: x = n ln 2 + r with |r| <= ln 2 / 2, and a polynomial for e^r (the
+ * Taylor series to r^7). 0 below -87.3, the largest powers from 88.7 on; a NaN stays one. */
+static inline vector vector_exp(vector x) {
+    const vector low = vector_of(-87.3f), high = vector_of(88.7f);
+    int_vector underflow = x < low;
+    vector clamped = vector_select(underflow, low, x);
+    clamped = vector_select(clamped > high, high, clamped);
+    const vector magic = vector_of(0x1.8p23f); /* adding it rounds to a whole number, in the low bits */
+    vector shifted = vector_fma(clamped, vector_of(0x1.715476p0f), magic);
+    vector n = shifted - magic;
+    vector r = vector_fma(n, vector_of(-0x1.62e4p-1f), clamped); /* ln 2 in two parts */
+    r = vector_fma(n, vector_of(-0x1.7f7d1cp-20f), r);
+    vector p = vector_of(1.0f / 5040);
+    p = vector_fma(p, r, vector_of(1.0f / 720));
+    p = vector_fma(p, r, vector_of(1.0f / 120));
+    p = vector_fma(p, r, vector_of(1.0f / 24));
+    p = vector_fma(p, r, vector_of(1.0f / 6));
+    p = vector_fma(p, r, vector_of(0.5f));
+    p = vector_fma(p, r, vector_of(1.0f));
+    p = vector_fma(p, r, vector_of(1.0f));
+    vector result = vector_from_bits(vector_bits(p) + (vector_bits(shifted) << 23));
+    result = vector_select(x != x, x, result);
+    return vector_select(underflow, vector_of(0), result);
+}
+
+/* 1 / (1 + e^-x) and x / (1 + e^-x) */
+static inline vector vector_sigmoid(vector x) {
+    return 1.0f / (1.0f + vector_exp(-x));
+}
+
+static inline vector vector_silu(vector x) {
+    return x / (1.0f + vector_exp(-x));
+}
+
+#endif
