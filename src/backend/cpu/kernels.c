@@ -7,8 +7,27 @@ static bool always(void) {
     return true;
 }
 
+#ifdef CALLA_KERNELS_AVX2
+static bool has_avx2(void) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+#endif
+
+#ifdef CALLA_KERNELS_AVX512
+static bool has_avx512(void) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+#endif
+
 static const struct kernels all[] = {
-    {INSTRUCTIONS_PORTABLE, "portable", always, &portable_matrix_kernels},
+#ifdef CALLA_KERNELS_AVX512
+    {INSTRUCTIONS_AVX512, "avx512", has_avx512, &portable_matrix_kernels, &avx512_vector_kernels},
+#endif
+#ifdef CALLA_KERNELS_AVX2
+    {INSTRUCTIONS_AVX2, "avx2", has_avx2, &portable_matrix_kernels, &avx2_vector_kernels},
+#endif
+    {INSTRUCTIONS_PORTABLE, "portable", always, &portable_matrix_kernels, &portable_vector_kernels},
 };
 #define COUNT (sizeof all / sizeof *all)
 

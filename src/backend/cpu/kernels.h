@@ -13,6 +13,7 @@
 #ifndef CALLA_BACKEND_CPU_KERNELS_H
 #define CALLA_BACKEND_CPU_KERNELS_H
 
+#include "backend/cpu/vector_kernels.h"
 #include "backend/host.h"
 #include "plan/policy.h"
 
@@ -82,6 +83,7 @@ struct kernels {
     const char *name;
     bool (*supported)(void); /* by this processor and system */
     const struct matrix_kernels *matrix;
+    const struct vector_kernels *vector;
 };
 
 /* The kernels asked for, or the best that this processor has; NULL with an error that says which it has. */

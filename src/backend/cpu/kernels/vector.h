@@ -35,6 +35,23 @@ static inline void vector_store(float *values, vector v) {
     memcpy(values, &v, sizeof v);
 }
 
+/* The first `count` of the lanes, or all if count is larger: others load as 0 and are not stored. */
+static inline vector vector_load_first(const float *values, size_t count) {
+    if (count >= LANES)
+        return vector_load(values);
+#if LANES == 16
+    return (vector)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), values);
+#else
+    vector v = {0};
+    memcpy(&v, values, count * sizeof *values);
+    return v;
+#endif
+}
+
+static inline void vector_store_first(float *values, vector v, size_t count) {
+    memcpy(values, &v, count >= LANES ? sizeof v : count * sizeof *values);
+}
+
 static inline vector vector_of(float value) {
     return value - (vector){0};
 }
