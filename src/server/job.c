@@ -39,7 +39,7 @@ void job_release(struct job *job) {
     exchange_free(job->exchange);
     buffer_free(&job->body);
     buffer_free(&job->output);
-    free(job->text);
+    buffer_free(&job->text);
     pthread_mutex_destroy(&job->lock);
     free(job);
 }

@@ -49,7 +49,7 @@ struct job {
     size_t taken; /* bytes of the output that the connection has */
     double spoke; /* when a stream last had something appended */
     size_t read, to_read;
-    char *text; /* of the prompt and the reply, for a log that shows it; NULL otherwise */
+    struct buffer text; /* of the prompt and the reply, for a log that shows it; empty otherwise */
     struct job_numbers numbers;
 };
 
