@@ -237,8 +237,8 @@ static bool check_headers(struct request *request, const char *method, const cha
     const char *host = header(connection, "Host"), *origin = header(connection, "Origin");
     request->origin = guard_allowed_origin(guard, origin);
     if (!check_host_sent(version, host, refusal) || !check_single(connection, "Host", refusal) ||
-        !check_single(connection, "Content-Length", refusal) ||
-        !guard_check_host(guard, host, refusal) || !guard_check_origin(guard, origin, host, refusal))
+        !check_single(connection, "Content-Length", refusal) || !guard_check_host(guard, host, refusal) ||
+        !guard_check_origin(guard, origin, host, refusal))
         return false;
     if (strcmp(method, "OPTIONS") == 0 && route->kind != ROUTE_UNKNOWN)
         return true;

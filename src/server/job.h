@@ -80,6 +80,9 @@ void job_detach(struct job *job);
 void job_answer(struct job *job, unsigned status, const char *content_type, struct buffer *body);
 void job_refuse(struct job *job, const struct refusal *refusal);
 
+/* A client that is this many bytes of a stream behind is given up. */
+#define JOB_MOST_UNSENT ((size_t)32 << 20)
+
 /* Hands the exchange to the job. */
 void job_set_exchange(struct job *job, struct exchange *exchange);
 /* Before the first event. The headers of a stream go out, and its first bytes. */
