@@ -372,6 +372,7 @@ struct scheduler *scheduler_open(const struct scheduler_options *options, struct
     scheduler->options = *options;
     scheduler->log = log;
     scheduler->chunk = FIRST_CHUNK;
+    snprintf(scheduler->view.loading, sizeof scheduler->view.loading, "opening the model");
     /* Beyond those that wait come those that are on their way to a free session. */
     scheduler->queue_room = options->queue + SCHEDULER_MOST_SESSIONS;
     scheduler->queue = calloc(scheduler->queue_room, sizeof *scheduler->queue);
