@@ -1,12 +1,12 @@
 #include "server/log.h"
 
+#include <jansson.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-
-#include "server/openai_json.h"
 
 /* One write a line, so that lines of several threads do not mix. What cannot be written is lost. */
 static void write_line(const struct log *log, struct buffer *line) {
@@ -35,7 +35,11 @@ static void now_text(char out[48]) {
 
 /* A string as JSON, which is how both formats quote. */
 static void append_quoted(struct buffer *line, const char *text) {
-    openai_string(line, text, strlen(text));
+    json_t *value = json_string(text);
+    char *quoted = value == NULL ? NULL : json_dumps(value, JSON_ENCODE_ANY);
+    buffer_append_string(line, quoted == NULL ? "\"\"" : quoted);
+    free(quoted);
+    json_decref(value);
 }
 
 static void append_key(const struct log *log, struct buffer *line, const char *key) {
@@ -116,9 +120,9 @@ void log_request(const struct log *log, const struct job *job, unsigned status, 
         append_seconds(log, &line, "decode_seconds", numbers->reply_seconds);
         append_word(log, &line, "finish", numbers->finish);
     }
-    if (log->text && job->text.size > 0 && !job->text.failed) {
+    if (log->text && job->text != NULL) {
         append_key(log, &line, "text");
-        openai_string(&line, job->text.data, job->text.size);
+        append_quoted(&line, job->text);
     }
     end(log, &line);
 }

@@ -8,8 +8,9 @@ static bool always(void) {
 }
 
 #ifdef CALLA_KERNELS_AVX2
+/* F16C is older than AVX2; not every compiler can ask for it. */
 static bool has_avx2(void) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 #endif
 
@@ -25,7 +26,7 @@ static const struct kernels all[] = {
     {INSTRUCTIONS_AVX512, "avx512", has_avx512, &portable_matrix_kernels, &avx512_vector_kernels},
 #endif
 #ifdef CALLA_KERNELS_AVX2
-    {INSTRUCTIONS_AVX2, "avx2", has_avx2, &portable_matrix_kernels, &avx2_vector_kernels},
+    {INSTRUCTIONS_AVX2, "avx2", has_avx2, &avx2_matrix_kernels, &avx2_vector_kernels},
 #endif
     {INSTRUCTIONS_PORTABLE, "portable", always, &portable_matrix_kernels, &portable_vector_kernels},
 };

@@ -75,7 +75,7 @@ struct matrix_kernels {
     void (*prepare[OPERAND_FORMAT_COUNT])(const float *x, size_t columns, void *row);
 };
 
-extern const struct matrix_kernels portable_matrix_kernels;
+extern const struct matrix_kernels portable_matrix_kernels, avx2_matrix_kernels;
 
 /* The kernels of an instruction set. */
 struct kernels {
