@@ -49,9 +49,9 @@ BAD = [
 
 def good(random, server):
     """One request that must be answered in full."""
-    content = random.choice(["What is 2 plus 2?", "Hello!", "Weather in Oslo?", "Name a colour.", "x" * 100])
-    body = {"messages": [{"role": "user", "content": content}], "max_tokens": random.randint(1, 24)}
-    if random.random() < 0.2:
+    content = random.choice(["What is 2 plus 2?", "Hello!", "Weather in Oslo?", "Name a colour.", "x" * 30])
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": random.randint(1, 12)}
+    if random.random() < 0.05:  # a prompt of some 230 tokens, where the others have 15
         body["tools"] = [WEATHER]
     if random.random() < 0.3:
         body["temperature"] = 1.0
@@ -87,7 +87,7 @@ def bad(random, server):
 def abandoned(random, server):
     """A client that leaves: in its headers, its body, or while the answer is made."""
     body = json.dumps(
-        {"messages": [{"role": "user", "content": "Count. " * random.randint(1, 40)}], "max_tokens": 500, "stream": random.random() < 0.5}
+        {"messages": [{"role": "user", "content": "Count. " * random.randint(1, 12)}], "max_tokens": 500, "stream": random.random() < 0.5}
     ).encode()
     request = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
     with server.socket(600) as connection:

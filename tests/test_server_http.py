@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import stat
@@ -178,7 +179,6 @@ def test_empty_and_broken_bodies(server):
 @pytest.mark.parametrize(
     "request_bytes, statuses",
     [
-        (b"GET /health HTTP/1.1\r\n\r\n", {400}),  # no Host
         (b"GET /health HTTP/1.0\r\n\r\n", {200}),
         (b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\nConnection: close\r\n\r\n", {400}),
         (b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: x\r\n\r\n", {400}),
@@ -191,6 +191,11 @@ def test_empty_and_broken_bodies(server):
 def test_odd_requests(server, request_bytes, statuses):
     assert status_of(talk(server, request_bytes)) in statuses
     assert server.get("/health")[0] == 200
+
+
+def test_no_host(server):
+    answer = talk(server, b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n")
+    assert status_of(answer) == 400 and "Host" in error_of(answer.partition(b"\r\n\r\n")[2])["message"]
 
 
 @pytest.mark.parametrize("data", [b"\0" * 1000, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"\r\n" * 1000, b"GET\r\n\r\n"])
@@ -278,6 +283,42 @@ def test_cannot_start(binary, model, tmp_path, key_file):
     assert "chmod 600" in fails(binary, "-m", model, "--api-key-file", key_file)
 
 
+class LoadingServer(Server):
+    """One that is asked as soon as it listens."""
+
+    def _wait(self, seconds):
+        assert self.address.wait(seconds) and self.port, self.log()
+
+
+def test_health_while_loading(binary, calla, model, tmp_path):
+    """Several hundred megabytes of weights, read from the disk where the system lets go of a file's pages."""
+    config = json.loads((model / "config.json").read_text())
+    config["text_config"].update(num_experts=96, moe_intermediate_size=2048)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    folder = tmp_path / "large"
+    assert calla("synth", "--config", tmp_path / "config.json", "-o", folder, "--tokenizer", model).returncode == 0
+    for path in folder.glob("*.safetensors"):
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    progress = []
+    with LoadingServer(binary, "-m", folder) as server:
+        status, headers, body = server.request("POST", CHAT, json.dumps(HELLO))
+        assert status == 503 and error_of(body)["code"] == "model_loading" and int(headers["Retry-After"]) >= 1
+        assert server.get("/v1/models")[0] == 503 and server.get("/metrics")[0] == 200
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            status, answer = server.get("/health")
+            if status == 200:
+                break
+            assert status == 503 and answer["status"] == "loading" and answer["doing"]
+            progress.append(answer["progress"])
+        assert status == 200 and server.post(CHAT, HELLO)[0] == 200
+    assert progress == sorted(progress) and any(0 < share < 1 for share in progress)
+    shutil.rmtree(folder)
+
+
 def test_beyond_this_machine(binary, model, key_file):
     for how in (("--api-key-file", key_file), ("--insecure",)):
         with Server(binary, "-m", model, "--host", "0.0.0.0", "--port", 0, *how) as server:
@@ -353,7 +394,12 @@ def test_log_of_text(binary, model):
     with Server(binary, "-m", model, "--log-text") as server:
         server.post(CHAT, {"messages": [{"role": "user", "content": 'Say "Sesame"\nnow'}], "max_tokens": 3})
         line = lines_of(server, CHAT)[0]
+        zero = next(token for token in range(256) if server.post("/detokenize", {"tokens": [token]})[1]["content"] == "\0")
+        body = {"prompt": "a", "max_tokens": 3, "logit_bias": {str(zero): 100}}
+        assert server.post("/v1/completions", body)[1]["choices"][0]["text"] == "\0\0\0"
+        zeros = lines_of(server, "/v1/completions")[0]
     assert 'text="' in line and r"Say \"Sesame\"\nnow" in line and "finish=length" in line
+    assert r'text="a\u0000\u0000\u0000"' in zeros
 
 
 def test_quiet(binary, model):

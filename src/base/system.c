@@ -6,7 +6,10 @@
 #include <unistd.h>
 
 #if defined(__APPLE__)
+#include <pthread.h>
 #include <sys/sysctl.h>
+#elif defined(__linux__)
+#include <sys/resource.h>
 #endif
 
 static uint64_t container_limit(void) {
@@ -52,4 +55,14 @@ uint64_t system_random(void) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     return value ^ (uint64_t)now.tv_sec << 30 ^ (uint64_t)now.tv_nsec;
+}
+
+void system_give_way(void) {
+#if defined(__APPLE__)
+    pthread_set_qos_class_self_np(QOS_CLASS_UTILITY, 0);
+#elif defined(__linux__)
+    /* A process id names the main thread, and 0 the calling one. What getpriority cannot tell is -1, a value
+     * like any other. The kernel takes at most 19. */
+    setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, (id_t)getpid()) + 10);
+#endif
 }

@@ -1,6 +1,7 @@
 #include "server/connections.h"
 
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 
@@ -21,6 +22,7 @@ struct connection {
     size_t received;
     struct job *job;                    /* held while waiting */
     bool ended;                         /* shut down; its thread has not noticed yet */
+    bool late;                          /* ended because its body was, and told so */
     struct connection *previous, *next; /* the oldest first */
 };
 
@@ -62,6 +64,24 @@ static void end_connection(struct connection *connection) {
     if (connection->job != NULL)
         job_cancel(connection->job);
     shutdown(connection->descriptor, SHUT_RDWR);
+}
+
+/* Tells the client that its body was too slow. Its thread waits for more of the body, so nothing else is
+ * being written to the socket; what does not fit into the socket's buffer at once is lost. */
+static void tell_late(struct connection *connection) {
+    struct refusal refusal;
+    struct buffer body = {0}, response = {0};
+    refuse_late(&refusal);
+    refusal_write(&refusal, &body);
+    buffer_printf(&response,
+                  "HTTP/1.1 408 Request Timeout\r\nContent-Type: application/json\r\n"
+                  "Content-Length: %zu\r\nConnection: close\r\n\r\n",
+                  body.size);
+    buffer_append(&response, body.data, body.size);
+    if (!body.failed && !response.failed)
+        connection->late = send(connection->descriptor, response.data, response.size, MSG_DONTWAIT) > 0;
+    buffer_free(&body);
+    buffer_free(&response);
 }
 
 /* How little is lost when it goes: between two requests first, then those whose request is not complete; one
@@ -188,6 +208,15 @@ void connection_rests(struct connections *connections, struct connection *connec
     pthread_mutex_unlock(&connections->lock);
 }
 
+bool connection_was_late(struct connections *connections, struct connection *connection) {
+    if (connection == NULL)
+        return false;
+    pthread_mutex_lock(&connections->lock);
+    bool late = connection->late;
+    pthread_mutex_unlock(&connections->lock);
+    return late;
+}
+
 /* Watching */
 
 static bool overdue(const struct connection_limits *limits, const struct connection *connection, double now) {
@@ -232,6 +261,8 @@ void connections_watch(struct connections *connections, double now) {
         if (at->ended)
             continue;
         if (overdue(limits, at, now)) {
+            if (at->state == CONNECTION_RECEIVING)
+                tell_late(at);
             end_connection(at);
         } else if (at->state == CONNECTION_WAITING) {
             connections->polled[count] = (struct pollfd){.fd = at->descriptor, .events = LEFT_EVENTS};

@@ -35,6 +35,8 @@ void connection_receives(struct connections *connections, struct connection *con
 void connection_waits(struct connections *connections, struct connection *connection, struct job *job);
 /* The answer is sent, and the next request may follow. */
 void connection_rests(struct connections *connections, struct connection *connection);
+/* The body missed its deadline, and the client has been answered that (refuse_late). */
+bool connection_was_late(struct connections *connections, struct connection *connection);
 
 /* To be called a few times a second. */
 void connections_watch(struct connections *connections, double now);

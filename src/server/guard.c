@@ -139,7 +139,6 @@ bool host_is_loopback(const char *host) {
 bool guard_check_host(const struct guard *guard, const char *host, struct refusal *refusal) {
     const struct guard_options *options = &guard->options;
     char name[256];
-    /* A browser always sends it; only a client of HTTP/1.0 may leave it out. */
     if (options->bound_host == NULL || host == NULL)
         return true;
     if (host_name(host, name)) {

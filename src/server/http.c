@@ -222,15 +222,23 @@ static bool check_single(struct MHD_Connection *connection, const char *name, st
     return false;
 }
 
+/* A browser always says which host it means; only a client of HTTP/1.0 may leave it out. */
+static bool check_host_sent(const char *version, const char *host, struct refusal *refusal) {
+    return host != NULL || strcmp(version, "HTTP/1.0") == 0 ||
+           refuse(refusal, "", "The request has no Host header, which HTTP/1.1 asks for.");
+}
+
 /* Whether the request may go on, as far as its headers tell. */
-static bool check_headers(struct request *request, const char *method, struct refusal *refusal) {
+static bool check_headers(struct request *request, const char *method, const char *version,
+                          struct refusal *refusal) {
     const struct guard *guard = request->http->options.guard;
     struct MHD_Connection *connection = request->connection;
     const struct route *route = request->job->route;
     const char *host = header(connection, "Host"), *origin = header(connection, "Origin");
     request->origin = guard_allowed_origin(guard, origin);
-    if (!check_single(connection, "Host", refusal) || !check_single(connection, "Content-Length", refusal) ||
-        !guard_check_host(guard, host, refusal) || !guard_check_origin(guard, origin, host, refusal))
+    if (!check_host_sent(version, host, refusal) || !check_single(connection, "Host", refusal) ||
+        !check_single(connection, "Content-Length", refusal) || !guard_check_host(guard, host, refusal) ||
+        !guard_check_origin(guard, origin, host, refusal))
         return false;
     if (strcmp(method, "OPTIONS") == 0 && route->kind != ROUTE_UNKNOWN)
         return true;
@@ -262,7 +270,7 @@ static struct connection *watched_connection(struct MHD_Connection *connection) 
 }
 
 static enum MHD_Result begin(struct http *http, struct MHD_Connection *connection, const char *url,
-                             const char *method, void **context) {
+                             const char *method, const char *version, void **context) {
     struct request *request = calloc(1, sizeof *request);
     if (request == NULL)
         return MHD_NO;
@@ -281,7 +289,7 @@ static enum MHD_Result begin(struct http *http, struct MHD_Connection *connectio
     struct refusal refusal;
     uint64_t length = announced_length(connection);
     const struct http_handler *handler = &http->options.handler;
-    if (!check_headers(request, method, &refusal))
+    if (!check_headers(request, method, version, &refusal))
         refuse_request(request, &refusal);
     else if (strcmp(method, "OPTIONS") == 0)
         answer_empty(request, 204);
@@ -334,9 +342,8 @@ static enum MHD_Result access_handler(void *user, struct MHD_Connection *connect
                                       size_t *upload_size, void **context) {
     struct http *http = user;
     struct request *request = *context;
-    (void)version;
     if (request == NULL)
-        return begin(http, connection, url, method, context);
+        return begin(http, connection, url, method, version, context);
     if (*upload_size > 0)
         return receive(request, upload, upload_size);
     if (!request->complete) {
@@ -356,7 +363,10 @@ static void completed(void *user, struct MHD_Connection *connection, void **cont
     if (request == NULL)
         return;
     *context = NULL;
-    if (code != MHD_REQUEST_TERMINATED_COMPLETED_OK)
+    struct refusal late;
+    if (connection_was_late(http->options.connections, request->watched) && !refuse_late(&late))
+        job_refuse(request->job, &late); /* it was sent already; this is for the log */
+    else if (code != MHD_REQUEST_TERMINATED_COMPLETED_OK)
         job_cancel(request->job);
     job_detach(request->job);
     connection_rests(http->options.connections, request->watched);
@@ -369,6 +379,8 @@ static void notify_connection(void *user, struct MHD_Connection *connection, voi
                               enum MHD_ConnectionNotificationCode code) {
     struct http *http = user;
     if (code == MHD_CONNECTION_NOTIFY_STARTED) {
+        /* This is where the library's own threads can be reached. */
+        system_give_way();
         const union MHD_ConnectionInfo *info =
             MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
         *context = info == NULL ? NULL : connections_add(http->options.connections, info->connect_fd);
@@ -394,7 +406,7 @@ struct http *http_open(const struct http_options *options, struct calla_error *e
         MHD_OPTION_CONNECTION_LIMIT, most, MHD_OPTION_CONNECTION_TIMEOUT, IDLE_SECONDS,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, CONNECTION_MEMORY, MHD_OPTION_THREAD_POOL_SIZE, THREADS,
         MHD_OPTION_NOTIFY_COMPLETED, completed, http, MHD_OPTION_NOTIFY_CONNECTION, notify_connection, http,
-        MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);
+        MHD_OPTION_STRICT_FOR_CLIENT, 0, MHD_OPTION_END);
     if (http->daemon != NULL)
         return http;
     error_set(error, CALLA_IO, "The HTTP server could not be started: %s.", strerror(errno));

@@ -39,7 +39,7 @@ void job_release(struct job *job) {
     exchange_free(job->exchange);
     buffer_free(&job->body);
     buffer_free(&job->output);
-    free(job->text);
+    buffer_free(&job->text);
     pthread_mutex_destroy(&job->lock);
     free(job);
 }
@@ -78,6 +78,16 @@ enum job_state job_poll(struct job *job, void (*sleep)(void *connection)) {
     return state;
 }
 
+/* Bytes that are taken make room once they are at least half of all, so that each is moved once or less. */
+static void drop_taken_locked(struct job *job) {
+    size_t left = job->output.size - job->taken;
+    if (job->taken < left)
+        return;
+    memmove(job->output.data, job->output.data + job->taken, left);
+    job->output.size = left;
+    job->taken = 0;
+}
+
 int64_t job_take(struct job *job, char *out, size_t room, void (*sleep)(void *connection)) {
     pthread_mutex_lock(&job->lock);
     size_t left = job->output.size - job->taken;
@@ -88,10 +98,7 @@ int64_t job_take(struct job *job, char *out, size_t room, void (*sleep)(void *co
         size_t size = left < room ? left : room;
         memcpy(out, job->output.data + job->taken, size);
         job->taken += size;
-        if (job->taken == job->output.size) {
-            buffer_clear(&job->output);
-            job->taken = 0;
-        }
+        drop_taken_locked(job);
         result = (int64_t)size;
     } else if (job->answered) {
         result = JOB_END;
@@ -151,7 +158,10 @@ void job_set_exchange(struct job *job, struct exchange *exchange) {
 }
 
 static void spoke_locked(struct job *job) {
-    if (job->streaming && job->output.size > job->taken) {
+    size_t unsent = job->output.size - job->taken;
+    if (job->streaming && unsent > 0) {
+        if (unsent > JOB_MOST_UNSENT)
+            atomic_store(&job->cancelled, true);
         job->spoke = system_seconds();
         wake_locked(job);
     }

@@ -49,7 +49,7 @@ struct job {
     size_t taken; /* bytes of the output that the connection has */
     double spoke; /* when a stream last had something appended */
     size_t read, to_read;
-    char *text; /* of the prompt and the reply, for a log that shows it; NULL otherwise */
+    struct buffer text; /* of the prompt and the reply, for a log that shows it; empty otherwise */
     struct job_numbers numbers;
 };
 
@@ -79,6 +79,9 @@ void job_detach(struct job *job);
 /* The whole answer at once; takes the body's bytes. Of several answers the first counts. */
 void job_answer(struct job *job, unsigned status, const char *content_type, struct buffer *body);
 void job_refuse(struct job *job, const struct refusal *refusal);
+
+/* A client that is this many bytes of a stream behind is given up. */
+#define JOB_MOST_UNSENT ((size_t)32 << 20)
 
 /* Hands the exchange to the job. */
 void job_set_exchange(struct job *job, struct exchange *exchange);

@@ -1,12 +1,12 @@
 #include "server/log.h"
 
-#include <jansson.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "server/openai_json.h"
 
 /* One write a line, so that lines of several threads do not mix. What cannot be written is lost. */
 static void write_line(const struct log *log, struct buffer *line) {
@@ -35,11 +35,7 @@ static void now_text(char out[48]) {
 
 /* A string as JSON, which is how both formats quote. */
 static void append_quoted(struct buffer *line, const char *text) {
-    json_t *value = json_string(text);
-    char *quoted = value == NULL ? NULL : json_dumps(value, JSON_ENCODE_ANY);
-    buffer_append_string(line, quoted == NULL ? "\"\"" : quoted);
-    free(quoted);
-    json_decref(value);
+    openai_string(line, text, strlen(text));
 }
 
 static void append_key(const struct log *log, struct buffer *line, const char *key) {
@@ -120,9 +116,9 @@ void log_request(const struct log *log, const struct job *job, unsigned status, 
         append_seconds(log, &line, "decode_seconds", numbers->reply_seconds);
         append_word(log, &line, "finish", numbers->finish);
     }
-    if (log->text && job->text != NULL) {
+    if (log->text && job->text.size > 0 && !job->text.failed) {
         append_key(log, &line, "text");
-        append_quoted(&line, job->text);
+        openai_string(&line, job->text.data, job->text.size);
     }
     end(log, &line);
 }

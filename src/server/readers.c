@@ -2,6 +2,8 @@
 
 #include <stdlib.h>
 
+#include "base/system.h"
+
 #define READERS_MOST 16
 
 struct readers {
@@ -29,6 +31,7 @@ static struct job *next_job(struct readers *readers) {
 static void *run(void *argument) {
     struct readers *readers = argument;
     struct job *job;
+    system_give_way();
     while ((job = next_job(readers)) != NULL) {
         if (!atomic_load(&job->cancelled))
             readers->read(readers->user, job);

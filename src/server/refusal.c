@@ -23,6 +23,13 @@ bool refuse_memory(struct refusal *refusal) {
     return false;
 }
 
+bool refuse_late(struct refusal *refusal) {
+    refuse(refusal, "", "The body of the request came too slowly; send it again.");
+    refusal->status = 408;
+    refusal->code = "request_timeout";
+    return false;
+}
+
 bool refuse_error(struct refusal *refusal, const char *parameter, const struct calla_error *error) {
     refuse(refusal, parameter, "%s", error->message);
     switch (error->status) {

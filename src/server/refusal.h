@@ -16,6 +16,8 @@ struct refusal {
 bool refuse(struct refusal *refusal, const char *parameter, const char *format, ...) PRINTF_LIKE(3, 4);
 /* The same for memory that could not be had: a 500. */
 bool refuse_memory(struct refusal *refusal);
+/* The same for a body that came too slowly: a 408. */
+bool refuse_late(struct refusal *refusal);
 /* What the library failed with: its sentence, and the status, type and code that fit. Always false. */
 bool refuse_error(struct refusal *refusal, const char *parameter, const struct calla_error *error);
 

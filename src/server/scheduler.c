@@ -58,18 +58,18 @@ static const char *finish_word(enum calla_finish finish) {
     return words[finish];
 }
 
-/* Prompt and reply for the log, on the heap; NULL when memory is short. */
-static char *text_of(const struct job *job, const struct calla_reply *reply) {
+/* Prompt and reply for the log. A zero byte may be part of them. */
+static struct buffer text_of(const struct job *job, const struct calla_reply *reply) {
     struct buffer text = {0};
     const struct calla_prompt *prompt = exchange_prompt(job->exchange);
     buffer_append(&text, prompt->text, prompt->size);
     if (reply != NULL) {
-        buffer_append_string(&text, reply->reasoning);
-        buffer_append_string(&text, reply->content);
+        buffer_append(&text, reply->reasoning, reply->reasoning_size);
+        buffer_append(&text, reply->content, reply->content_size);
         if (reply->tool_calls != NULL)
             buffer_append_string(&text, reply->tool_calls);
     }
-    return buffer_take(&text, NULL);
+    return text;
 }
 
 static void tell_numbers(const struct scheduler *scheduler, const struct task *task,
@@ -78,14 +78,16 @@ static void tell_numbers(const struct scheduler *scheduler, const struct task *t
     size_t read = task->started_at, made = 0;
     if (task->generation != NULL)
         calla_generation_progress(task->generation, &read, &made);
-    char *text = scheduler->options.keep_text ? text_of(job, reply) : NULL;
+    struct buffer text = {0};
+    if (scheduler->options.keep_text)
+        text = text_of(job, reply);
     pthread_mutex_lock(&job->lock);
     struct job_numbers *numbers = &job->numbers;
     numbers->prompt_tokens = exchange_prompt(job->exchange)->tokens.count;
     numbers->computed_tokens = reply != NULL ? reply->computed_tokens : read - task->started_at;
     numbers->reply_tokens = reply != NULL ? reply->reply_tokens : made;
     numbers->finish = finish;
-    free(job->text);
+    buffer_free(&job->text);
     job->text = text;
     pthread_mutex_unlock(&job->lock);
 }
@@ -370,6 +372,7 @@ struct scheduler *scheduler_open(const struct scheduler_options *options, struct
     scheduler->options = *options;
     scheduler->log = log;
     scheduler->chunk = FIRST_CHUNK;
+    snprintf(scheduler->view.loading, sizeof scheduler->view.loading, "opening the model");
     /* Beyond those that wait come those that are on their way to a free session. */
     scheduler->queue_room = options->queue + SCHEDULER_MOST_SESSIONS;
     scheduler->queue = calloc(scheduler->queue_room, sizeof *scheduler->queue);

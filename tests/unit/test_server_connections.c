@@ -43,6 +43,13 @@ static void close_pair(struct connections *connections, struct pair *pair) {
     close(pair->client);
 }
 
+/* What the client can read, zero-terminated. */
+static const char *heard(const struct pair *pair, char text[1024]) {
+    ssize_t size = recv(pair->client, text, 1023, MSG_DONTWAIT);
+    text[size < 0 ? 0 : size] = 0;
+    return text;
+}
+
 /* Whether the server's side was shut down, as the client sees it. */
 static bool ended(const struct pair *pair) {
     char byte;
@@ -75,8 +82,13 @@ static void test_deadlines(void **state) {
     assert_false(ended(&fresh) || ended(&resting) || ended(&receiving) || ended(&waiting));
     connections_watch(connections, now + 11);
     assert_true(ended(&fresh));
-    assert_true(ended(&receiving)); /* no byte for more than 10 s */
-    assert_true(ended(&trickling));
+    char text[1024];
+    assert_memory_equal(heard(&receiving, text), "HTTP/1.1 408 ", 13); /* no byte for more than 10 s */
+    assert_non_null(strstr(text, "\r\n\r\n{\"error\":{"));
+    assert_memory_equal(heard(&trickling, text), "HTTP/1.1 408 ", 13);
+    assert_true(ended(&receiving) && ended(&trickling));
+    assert_true(connection_was_late(connections, receiving.connection));
+    assert_false(connection_was_late(connections, fresh.connection));
     assert_false(ended(&resting) || ended(&waiting));
     connections_watch(connections, now + 61);
     assert_true(ended(&resting));

@@ -103,6 +103,33 @@ static int64_t take_all(struct job *job, char *out, size_t *size) {
     return taken;
 }
 
+static void test_reader_that_is_far_behind(void **state) {
+    (void)state;
+    static char text[1 << 20];
+    struct sleeper sleeper = {0};
+    struct job *job = new_job(&sleeper, "{\"prompt\":\"a\",\"stream\":true}");
+    struct calla_event event = {.kind = CALLA_EVENT_CONTENT, .text = text, .size = sizeof text};
+    char *piece = malloc(sizeof text);
+    memset(text, 'x', sizeof text);
+    job_start(job);
+    assert_non_null(piece);
+    /* What is taken is dropped: a reader that is a little behind costs no more than that. */
+    for (int i = 0; i < 100; i++) {
+        assert_true(job_event(job, &event));
+        if (i > 0)
+            for (size_t taken = 0; taken < sizeof text;)
+                taken += (size_t)job_take(job, piece, sizeof text - taken, fall_asleep);
+    }
+    assert_true(job->output.capacity < 16 * sizeof text);
+    int more = 0;
+    while (job_event(job, &event))
+        more++;
+    assert_in_range(more, 8, JOB_MOST_UNSENT / sizeof text);
+    assert_int_equal(job_take(job, piece, sizeof text, fall_asleep), JOB_BROKEN);
+    free(piece);
+    job_release(job);
+}
+
 static void test_stream(void **state) {
     (void)state;
     struct sleeper sleeper = {0};
@@ -257,9 +284,10 @@ static int tear_down(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_answer),         cmocka_unit_test(test_refusal),
-        cmocka_unit_test(test_cancelled),      cmocka_unit_test(test_stream),
-        cmocka_unit_test(test_stream_is_left), cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_answer),    cmocka_unit_test(test_refusal),
+        cmocka_unit_test(test_cancelled), cmocka_unit_test(test_reader_that_is_far_behind),
+        cmocka_unit_test(test_stream),    cmocka_unit_test(test_stream_is_left),
+        cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
