@@ -23,6 +23,9 @@
 
 enum operand_format { OPERAND_INT8, OPERAND_BF16, OPERAND_F32, OPERAND_FORMAT_COUNT };
 
+/* Groups of input whose values all lie below count as zeros: 127 / x stays finite, and x / 127 normal. */
+#define INT8_SMALLEST 0x1p-100f
+
 /* Rows of input made ready for products. A row is
  *   F32:  float x[columns], `row_bytes` from the next, aligned as floats are
  *   BF16: uint16_t x[columns], 64-byte aligned, zeros up to `row_bytes`
@@ -31,7 +34,7 @@ enum operand_format { OPERAND_INT8, OPERAND_BF16, OPERAND_F32, OPERAND_FORMAT_CO
  *         unshuffled); then float scale[2 * blocks]; then float sum[2 * blocks], sum = scale * (sum of
  * codes); one scale and sum a group of 64 columns, zeros for one that is not there. code = round to nearest
  * even of x * (127 / max|x|), scale = max|x| / 127. A group that holds an infinity or a NaN has a NaN for
- * scale and sum, and codes of zero. */
+ * scale and sum, and codes of zero; one whose values all lie below INT8_SMALLEST counts as zeros. */
 struct operand_rows {
     enum operand_format format;
     size_t columns, row_bytes;
@@ -75,7 +78,8 @@ struct matrix_kernels {
     void (*prepare[OPERAND_FORMAT_COUNT])(const float *x, size_t columns, void *row);
 };
 
-extern const struct matrix_kernels portable_matrix_kernels, avx2_matrix_kernels;
+extern const struct matrix_kernels portable_matrix_kernels, avx2_matrix_kernels, avx512_matrix_kernels,
+    avx512_vnni_matrix_kernels, avx512_bf16_matrix_kernels;
 
 /* The kernels of an instruction set. */
 struct kernels {

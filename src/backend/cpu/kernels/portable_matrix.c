@@ -19,7 +19,7 @@ static void prepare_int8(const float *x, size_t columns, void *row) {
             largest = fabsf(values[i]) > largest ? fabsf(values[i]) : largest;
         }
         scales[group] = sums[group] = finite ? 0 : NAN;
-        if (!finite || largest == 0)
+        if (!finite || largest < INT8_SMALLEST)
             continue;
         float inverse = 127.0f / largest;
         int8_t *even = codes + group / 2 * 128 + group % 2 * 32, *odd = even + 64;

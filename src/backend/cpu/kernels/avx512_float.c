@@ -1,0 +1,134 @@
+/* Matrix products of float32 with AVX-512: F32, and BF16 where the processor has no instructions for it. A
+ * panel of 128 columns is unpacked to float32, 32 rows a column, for all inputs. */
+#include "backend/cpu/kernels/avx512_weights.h"
+
+struct float_panel {
+    struct panel_scales scales;
+    float weights[BLOCK_COLUMNS][PANEL_ROWS];
+    float inputs[TILE_INPUTS][BLOCK_COLUMNS]; /* of BF16, as float32 */
+};
+_Static_assert(sizeof(struct float_panel) <= PANEL_BYTES, "the panel must fit its scratch");
+
+/* To nearest even, a NaN stays a NaN; the low 16 bits are left to be dropped. */
+ALWAYS_INLINE __m512i round_to_bf16(__m512 value) {
+    __m512i bits = _mm512_castps_si512(value);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    return _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q), bits,
+                                _mm512_set1_epi32(0x400000));
+}
+
+void avx512_prepare_bf16(const float *x, size_t columns, void *row) {
+    size_t size = operand_row_bytes(OPERAND_BF16, columns) / sizeof(uint16_t);
+    uint16_t *out = row;
+    for (size_t i = 0; i < size; i += 16) {
+        __m512 values = _mm512_setzero_ps();
+        if (i < columns)
+            values = _mm512_maskz_loadu_ps(lanes16(columns - i), x + i);
+        __m256i halves = _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_to_bf16(values), 16));
+        _mm256_storeu_si256((__m256i *)(void *)(out + i), halves);
+    }
+}
+
+struct float_target {
+    float *weights; /* [columns][PANEL_ROWS], a stripe of each */
+    bool rounded;
+};
+
+ALWAYS_INLINE void put_float(void *argument, size_t column, __m512 even, __m512 odd) {
+    const struct float_target *target = argument;
+    if (target->rounded) {
+        const __m512i high = _mm512_set1_epi32(-65536);
+        even = _mm512_castsi512_ps(_mm512_and_si512(round_to_bf16(even), high));
+        odd = _mm512_castsi512_ps(_mm512_and_si512(round_to_bf16(odd), high));
+    }
+    _mm512_store_ps(target->weights + column * PANEL_ROWS, even);
+    _mm512_store_ps(target->weights + (column + 1) * PANEL_ROWS, odd);
+}
+
+/* out[count][PANEL_ROWS] += of `columns` columns; the inputs' are at inputs[i][0 .. columns). */
+ALWAYS_INLINE void multiply_tile(size_t count, const struct float_panel *panel, const float *const *inputs,
+                                 size_t columns, float *out) {
+    __m512 y[TILE_INPUTS][STRIPES];
+    for (size_t i = 0; i < count; i++)
+        for (size_t s = 0; s < STRIPES; s++)
+            y[i][s] = _mm512_load_ps(out + i * PANEL_ROWS + s * STRIPE_ROWS);
+    for (size_t c = 0; c < columns; c++) {
+        __m512 first = _mm512_load_ps(panel->weights[c]);
+        __m512 second = _mm512_load_ps(panel->weights[c] + STRIPE_ROWS);
+        for (size_t i = 0; i < count; i++) {
+            __m512 x = _mm512_set1_ps(inputs[i][c]);
+            y[i][0] = _mm512_fmadd_ps(first, x, y[i][0]);
+            y[i][1] = _mm512_fmadd_ps(second, x, y[i][1]);
+        }
+    }
+    for (size_t i = 0; i < count; i++)
+        for (size_t s = 0; s < STRIPES; s++)
+            _mm512_store_ps(out + i * PANEL_ROWS + s * STRIPE_ROWS, y[i][s]);
+}
+
+/* Where the inputs of a tile are as float32, from `column` on. */
+static void find_inputs(struct float_panel *panel, const struct operand_rows *x, const uint32_t *index,
+                        size_t first, size_t count, size_t column, size_t columns, const float **inputs) {
+    for (size_t i = 0; i < count; i++) {
+        const unsigned char *row = input_row(x, index, first + i);
+        inputs[i] = (const float *)row + column;
+        if (x->format == OPERAND_F32)
+            continue;
+        for (size_t c = 0; c < columns; c += 16)
+            _mm512_store_ps(panel->inputs[i] + c, load_floats(row, DTYPE_BF16, column + c, columns - c));
+        inputs[i] = panel->inputs[i];
+    }
+}
+
+static void multiply_tiles(struct float_panel *panel, const struct operand_rows *x, const uint32_t *index,
+                           size_t count, size_t column, size_t columns, float *out) {
+    for (size_t i = 0, size; i < count; i += size) {
+        const float *inputs[TILE_INPUTS];
+        float *tile = out + i * PANEL_ROWS;
+        size = tile_size(i, count);
+        find_inputs(panel, x, index, i, size, column, columns, inputs);
+        switch (size) {
+        case 8:
+            multiply_tile(8, panel, inputs, columns, tile);
+            break;
+        case 7:
+            multiply_tile(7, panel, inputs, columns, tile);
+            break;
+        case 6:
+            multiply_tile(6, panel, inputs, columns, tile);
+            break;
+        case 5:
+            multiply_tile(5, panel, inputs, columns, tile);
+            break;
+        case 4:
+            multiply_tile(4, panel, inputs, columns, tile);
+            break;
+        case 3:
+            multiply_tile(3, panel, inputs, columns, tile);
+            break;
+        case 2:
+            multiply_tile(2, panel, inputs, columns, tile);
+            break;
+        default:
+            multiply_tile(1, panel, inputs, columns, tile);
+        }
+    }
+}
+
+void avx512_multiply_float(const struct view *matrix, size_t first, size_t rows, const struct operand_rows *x,
+                           const uint32_t *index, size_t count, float *out, void *scratch) {
+    struct float_panel *panel = scratch;
+    struct stripe stripes[STRIPES];
+    for (size_t s = 0; s < STRIPES; s++)
+        stripe_init(&stripes[s], matrix, first, rows, s);
+    memset(out, 0, count * PANEL_ROWS * sizeof *out);
+    for (size_t column = 0; column < matrix->columns; column += BLOCK_COLUMNS) {
+        size_t left = matrix->columns - column, columns = left < BLOCK_COLUMNS ? left : BLOCK_COLUMNS;
+        for (size_t s = 0; s < STRIPES; s++) {
+            struct float_target target = {panel->weights[0] + s * STRIPE_ROWS, x->format == OPERAND_BF16};
+            unpack_weights(matrix, &stripes[s], s, column, columns, &panel->scales, put_float, &target);
+        }
+        multiply_tiles(panel, x, index, count, column, columns, out);
+    }
+}
