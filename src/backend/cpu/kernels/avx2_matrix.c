@@ -478,7 +478,7 @@ static void prepare_int8(const float *x, size_t columns, void *row) {
         four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1));
         float maximum = float_from_bits((uint32_t)_mm_cvtsi128_si32(four));
         scales[group] = sums[group] = isfinite(maximum) ? 0 : NAN;
-        if (!isfinite(maximum) || maximum == 0)
+        if (!isfinite(maximum) || maximum < INT8_SMALLEST)
             continue;
         __m256 inverse = _mm256_set1_ps(127.0f / maximum);
         __m256i total = _mm256_setzero_si256();
