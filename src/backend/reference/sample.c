@@ -67,31 +67,25 @@ static int32_t pick(const struct candidate *first, size_t count, ptrdiff_t step,
     return id;
 }
 
-int32_t sample_draw(struct candidate *candidates, size_t count, const struct step_record *record) {
-    if (count == 0)
-        return -1;
+int32_t sample_draw_largest(struct candidate *candidates, size_t count, size_t limit, double total,
+                            const struct step_record *record) {
     float temperature = record->temperature, largest = -INFINITY;
     for (size_t i = 0; i < count; i++)
         largest = candidates[i].logit > largest ? candidates[i].logit : largest;
-    double uniform = sample_uniform(record->seed, record->draws);
-    bool all = record->top_k == 0 || record->top_k >= count;
-    double total = 0;
-    if (all)
-        for (size_t i = 0; i < count; i++)
-            total += weight_of(&candidates[i], largest, temperature);
-    if (all && record->top_p >= 1 && record->min_p <= 0)
-        return pick(candidates, count, 1, uniform * total, largest, temperature);
-
-    size_t heap = count, limit = all ? count : record->top_k;
+    size_t heap = count;
     for (size_t i = count / 2; i-- > 0;)
         sift_down(candidates, count, i);
-    if (!all)
+    if (total < 0) {
+        total = 0;
         for (size_t i = 0; i < limit; i++)
             total += weight_of(pop(candidates, &heap), largest, temperature);
+    }
     /* The kept ones lie at the end, the largest last. */
     size_t kept = 0;
     double sum = 0;
     for (; kept < limit; kept++) {
+        if (kept == count)
+            return -1;
         if (count - heap == kept)
             pop(candidates, &heap);
         double weight = weight_of(&candidates[count - 1 - kept], largest, temperature);
@@ -99,7 +93,25 @@ int32_t sample_draw(struct candidate *candidates, size_t count, const struct ste
             break;
         sum += weight;
     }
-    return pick(&candidates[count - 1], kept, -1, uniform * sum, largest, temperature);
+    double target = sample_uniform(record->seed, record->draws) * sum;
+    return pick(&candidates[count - 1], kept, -1, target, largest, temperature);
+}
+
+int32_t sample_draw(struct candidate *candidates, size_t count, const struct step_record *record) {
+    if (count == 0)
+        return -1;
+    if (record->top_k > 0 && record->top_k < count)
+        return sample_draw_largest(candidates, count, record->top_k, -1, record);
+    float largest = -INFINITY;
+    for (size_t i = 0; i < count; i++)
+        largest = candidates[i].logit > largest ? candidates[i].logit : largest;
+    double total = 0;
+    for (size_t i = 0; i < count; i++)
+        total += weight_of(&candidates[i], largest, record->temperature);
+    if (record->top_p < 1 || record->min_p > 0)
+        return sample_draw_largest(candidates, count, count, total, record);
+    double target = sample_uniform(record->seed, record->draws) * total;
+    return pick(candidates, count, 1, target, largest, record->temperature);
 }
 
 /* The logit after penalties and bias. */

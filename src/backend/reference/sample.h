@@ -18,4 +18,11 @@ struct candidate {
  * record leave; -1 without candidates. Reorders them. */
 int32_t sample_draw(struct candidate *candidates, size_t count, const struct step_record *record);
 
+/* The same with top-p and min-p only, of the `limit` (at least 1) largest of all tokens, of which the
+ * candidates are the `count` largest; their weights exp((logit - max) / temperature) add up to `total`, below
+ * 0 if that is to be found out, for which count must be no less than limit. -1 if the candidates are too few
+ * to tell. */
+int32_t sample_draw_largest(struct candidate *candidates, size_t count, size_t limit, double total,
+                            const struct step_record *record);
+
 #endif

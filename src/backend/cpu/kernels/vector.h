@@ -4,6 +4,7 @@
 #ifndef CALLA_BACKEND_CPU_KERNELS_VECTOR_H
 #define CALLA_BACKEND_CPU_KERNELS_VECTOR_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -80,6 +81,17 @@ static inline vector vector_select(int_vector mask, vector a, vector b) {
     return vector_from_bits((mask & vector_bits(a)) | (~mask & vector_bits(b)));
 }
 
+/* Whether a bit of any lane is set. */
+static inline bool vector_any(int_vector v) {
+#if LANES == 16
+    return _mm512_test_epi32_mask((__m512i)v, (__m512i)v) != 0;
+#elif LANES == 8
+    return !_mm256_testz_si256((__m256i)v, (__m256i)v);
+#else
+    return (v[0] | v[1] | v[2] | v[3]) != 0;
+#endif
+}
+
 static inline vector vector_max(vector a, vector b) {
     return vector_select(a > b, a, b);
 }
@@ -96,6 +108,24 @@ static inline vector vector_fma(vector a, vector b, vector c) {
     return a * b + c;
 #endif
 }
+
+/* Of each pair of lanes `width` apart (a power of two, known when compiled) the sum: of a in the lower lane
+ * of the pair, of b in the upper one. log2(LANES) rounds of it with widths from LANES / 2 down to 1 add up
+ * LANES vectors at once, in the order of vector_sum. */
+#define LOWER_LANE(i, width) ((i) & (width) ? LANES + (i) : (i))
+#define OTHER_LANE(i, width) ((i) & (width) ? LANES + (i) - (width) : (i) + (width))
+#define FOUR_LANES(OF, i, width) OF(i, width), OF(i + 1, width), OF(i + 2, width), OF(i + 3, width)
+#if LANES == 16
+#define ALL_LANES(OF, width)                                                                                 \
+    FOUR_LANES(OF, 0, width), FOUR_LANES(OF, 4, width), FOUR_LANES(OF, 8, width), FOUR_LANES(OF, 12, width)
+#elif LANES == 8
+#define ALL_LANES(OF, width) FOUR_LANES(OF, 0, width), FOUR_LANES(OF, 4, width)
+#else
+#define ALL_LANES(OF, width) FOUR_LANES(OF, 0, width)
+#endif
+#define vector_join(a, b, width)                                                                             \
+    (__builtin_shufflevector(a, b, ALL_LANES(LOWER_LANE, width)) +                                           \
+     __builtin_shufflevector(a, b, ALL_LANES(OTHER_LANE, width)))
 
 /* The sum of the lanes, in pairs. */
 static inline float vector_sum(vector v) {
