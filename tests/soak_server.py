@@ -52,7 +52,9 @@ def good(random, server):
     content = random.choice(["What is 2 plus 2?", "Hello!", "Weather in Oslo?", "Name a colour.", "x" * 30])
     body = {"messages": [{"role": "user", "content": content}], "max_tokens": random.randint(1, 12)}
     if random.random() < 0.05:  # a prompt of some 230 tokens, where the others have 15
-        body["tools"] = [WEATHER]
+        body.update(tools=[WEATHER], tool_choice=random.choice(["auto", "required"]))
+    if random.random() < 0.4:
+        body["enable_thinking"] = False
     if random.random() < 0.3:
         body["temperature"] = 1.0
     if random.random() < 0.2:

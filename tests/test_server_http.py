@@ -193,6 +193,34 @@ def test_odd_requests(server, request_bytes, statuses):
     assert server.get("/health")[0] == 200
 
 
+@pytest.mark.parametrize(
+    "headers, status",
+    [
+        ("Content-Length: 2\r\nTransfer-Encoding: chunked", 400),
+        ("Transfer-Encoding: gzip, chunked", 400),
+        ("Transfer-Encoding: identity", 400),
+        ("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked", 400),
+        ("Content-Length: 2\r\nContent-Length: 2", 400),
+        ("Content-Length: 2\r\nContent-Encoding: gzip", 415),
+        ("Content-Length: 2\r\nContent-Encoding: identity", 400),  # the body is read: it has no content
+    ],
+)
+def test_how_a_body_is_sent(server, headers, status):
+    head = f"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n\r\n"
+    body = b"2\r\n{}\r\n0\r\n\r\n" if "chunked" in headers else b"{}"
+    start = time.monotonic()
+    with server.socket(20) as connection:
+        connection.sendall(head.encode() + body)
+        answer = b""
+        try:
+            while piece := connection.recv(65536):
+                answer += piece
+        except ConnectionResetError:  # the rest of the body was not read
+            pass
+    assert status_of(answer) == status and time.monotonic() - start < 5
+    assert error_of(answer.partition(b"\r\n\r\n")[2])["message"]
+
+
 def test_no_host(server):
     answer = talk(server, b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n")
     assert status_of(answer) == 400 and "Host" in error_of(answer.partition(b"\r\n\r\n")[2])["message"]

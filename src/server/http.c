@@ -222,6 +222,30 @@ static bool check_single(struct MHD_Connection *connection, const char *name, st
     return false;
 }
 
+/* Where a body ends must be said once: with two ways to read it, a proxy may have chosen the other one. */
+static bool body_ends_clearly(struct MHD_Connection *connection) {
+    const char *transfer = header(connection, "Transfer-Encoding");
+    return transfer == NULL ||
+           (strcasecmp(transfer, "chunked") == 0 && header(connection, "Content-Length") == NULL);
+}
+
+static bool check_body_headers(struct MHD_Connection *connection, struct refusal *refusal) {
+    const char *coding = header(connection, "Content-Encoding");
+    if (!check_single(connection, "Content-Length", refusal) ||
+        !check_single(connection, "Transfer-Encoding", refusal))
+        return false;
+    if (!body_ends_clearly(connection))
+        return refuse(
+            refusal, "",
+            "A body comes with a Content-Length or with \"Transfer-Encoding: chunked\", not with both "
+            "or another encoding.");
+    if (coding == NULL || strcasecmp(coding, "identity") == 0)
+        return true;
+    refuse(refusal, "", "The body has the Content-Encoding \"%.60s\"; send it without one.", coding);
+    refusal->status = 415;
+    return false;
+}
+
 /* A browser always says which host it means; only a client of HTTP/1.0 may leave it out. */
 static bool check_host_sent(const char *version, const char *host, struct refusal *refusal) {
     return host != NULL || strcmp(version, "HTTP/1.0") == 0 ||
@@ -237,7 +261,7 @@ static bool check_headers(struct request *request, const char *method, const cha
     const char *host = header(connection, "Host"), *origin = header(connection, "Origin");
     request->origin = guard_allowed_origin(guard, origin);
     if (!check_host_sent(version, host, refusal) || !check_single(connection, "Host", refusal) ||
-        !check_single(connection, "Content-Length", refusal) || !guard_check_host(guard, host, refusal) ||
+        !check_body_headers(connection, refusal) || !guard_check_host(guard, host, refusal) ||
         !guard_check_origin(guard, origin, host, refusal))
         return false;
     if (strcmp(method, "OPTIONS") == 0 && route->kind != ROUTE_UNKNOWN)
@@ -299,7 +323,8 @@ static enum MHD_Result begin(struct http *http, struct MHD_Connection *connectio
         refuse_request(request, &refusal);
     /* Not to be waited for: a body that comes only when it is asked for, and one that has no end. */
     if (request->refused &&
-        (header(connection, "Expect") != NULL || length > http->options.max_body + MOST_DISCARDED)) {
+        (header(connection, "Expect") != NULL || length > http->options.max_body + MOST_DISCARDED ||
+         !body_ends_clearly(connection))) {
         connection_waits(http->options.connections, request->watched, request->job);
         return answer(request);
     }
