@@ -44,5 +44,7 @@ extern const struct cpu_op cpu_sample;                   /* sample.c */
 
 /* A vector of weights [n] as float32. */
 void weight_vector(const struct view *weight, float *out);
+extern const struct cpu_op cpu_attention;                       /* attention.c */
+extern const struct cpu_op cpu_qk_prep, cpu_rope, cpu_kv_write; /* positions.c */
 
 #endif

@@ -36,19 +36,22 @@ static bool has_avx512_bf16(void) {
 static const struct kernels all[] = {
 #ifdef CALLA_KERNELS_AVX512_BF16
     {INSTRUCTIONS_AVX512_BF16, "avx512_bf16", has_avx512_bf16, &avx512_bf16_matrix_kernels,
-     &avx512_vector_kernels},
+     &avx512_vector_kernels, &avx512_attention_kernels},
 #endif
 #ifdef CALLA_KERNELS_AVX512_VNNI
     {INSTRUCTIONS_AVX512_VNNI, "avx512_vnni", has_avx512_vnni, &avx512_vnni_matrix_kernels,
-     &avx512_vector_kernels},
+     &avx512_vector_kernels, &avx512_attention_kernels},
 #endif
 #ifdef CALLA_KERNELS_AVX512
-    {INSTRUCTIONS_AVX512, "avx512", has_avx512, &avx512_matrix_kernels, &avx512_vector_kernels},
+    {INSTRUCTIONS_AVX512, "avx512", has_avx512, &avx512_matrix_kernels, &avx512_vector_kernels,
+     &avx512_attention_kernels},
 #endif
 #ifdef CALLA_KERNELS_AVX2
-    {INSTRUCTIONS_AVX2, "avx2", has_avx2, &avx2_matrix_kernels, &avx2_vector_kernels},
+    {INSTRUCTIONS_AVX2, "avx2", has_avx2, &avx2_matrix_kernels, &avx2_vector_kernels,
+     &avx2_attention_kernels},
 #endif
-    {INSTRUCTIONS_PORTABLE, "portable", always, &portable_matrix_kernels, &portable_vector_kernels},
+    {INSTRUCTIONS_PORTABLE, "portable", always, &portable_matrix_kernels, &portable_vector_kernels,
+     &portable_attention_kernels},
 };
 #define COUNT (sizeof all / sizeof *all)
 

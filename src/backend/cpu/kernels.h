@@ -13,6 +13,7 @@
 #ifndef CALLA_BACKEND_CPU_KERNELS_H
 #define CALLA_BACKEND_CPU_KERNELS_H
 
+#include "backend/cpu/attention_kernels.h"
 #include "backend/cpu/vector_kernels.h"
 #include "backend/host.h"
 #include "plan/policy.h"
@@ -88,6 +89,7 @@ struct kernels {
     bool (*supported)(void); /* by this processor and system */
     const struct matrix_kernels *matrix;
     const struct vector_kernels *vector;
+    const struct attention_kernels *attention;
 };
 
 /* The kernels asked for, or the best that this processor has; NULL with an error that says which it has. */

@@ -1,0 +1,62 @@
+/* Attention over the KV cache and what goes with it, once for each instruction set: the same source, compiled
+ * for vectors of another width.
+ *
+ * Positions are taken in blocks of 64 and spans of 512, counted from position 0. Within a span a row keeps
+ * the largest score so far, the sum of its weights exp(score - largest) and their sum with the values (an
+ * "online softmax"), block by block; the spans' partial results are then combined in rising order. So a row's
+ * bits depend neither on the rows beside it nor on who computes which span. A NaN or an infinity in the key
+ * or the value of a position reaches only the rows that see that position. */
+#ifndef CALLA_BACKEND_CPU_ATTENTION_KERNELS_H
+#define CALLA_BACKEND_CPU_ATTENTION_KERNELS_H
+
+#include "backend/host.h"
+
+#define ATTENTION_BLOCK 64
+#define ATTENTION_SPAN 512
+
+/* Neighbouring rows of queries that share a KV head: `tokens` of them, each with `group` heads side by side.
+ * Rows of q, gate and y: row + t * heads + h for head h of the group of token t. */
+struct attention_rows {
+    const struct view *q, *gate, *keys, *values, *y;
+    size_t row, heads;    /* first row; rows from token to token */
+    size_t tokens, group; /* rows of the block: tokens * group */
+    size_t position;      /* of the first token */
+    size_t column, size;  /* of the KV head in the cache: first column, and D */
+};
+
+/* What a span gives a row: largest score, sum of weights, and weights times values [size] after them. */
+#define PARTIAL_LARGEST 0
+#define PARTIAL_TOTAL 1
+#define PARTIAL_VALUES 16
+
+/* Floats from the partial result of one row to the next. */
+static inline size_t attention_partial_floats(size_t size) {
+    return PARTIAL_VALUES + (size + 15) / 16 * 16;
+}
+
+struct attention_kernels {
+    /* Of the functions that take one, for up to `rows` rows of D = size. */
+    size_t (*workspace_bytes)(size_t rows, size_t size);
+    /* y of the rows; `workspace` is 64-byte aligned. */
+    void (*attend)(const struct attention_rows *rows, void *workspace);
+    /* The partial results of the rows of one token over the positions from `begin` to `end` of one span:
+     * that of head h at partial + h * attention_partial_floats(size). */
+    void (*attend_span)(const struct attention_rows *rows, size_t begin, size_t end, float *partial,
+                        void *workspace);
+    /* y[size] of a row from its partial results over `spans` spans, `stride` floats apart, and its gate. */
+    void (*combine)(const float *partial, size_t stride, size_t spans, size_t size, const float *gate,
+                    float *y, void *workspace);
+
+    /* y[size] = x / sqrt(mean(x^2) + epsilon) * weight; y may be x */
+    void (*norm)(const float *x, const float *weight, size_t size, float epsilon, float *y);
+    /* Turns the pairs (x[j], x[j + half]), j < half: by the angles of these cosines and sines. */
+    void (*rotate)(float *x, const float *cosines, const float *sines, size_t half);
+    /* bfloat16, rounded to nearest even. */
+    void (*store_bf16)(const float *x, size_t count, uint16_t *out);
+};
+
+/* Of those that this program was built for; kernels.c says which. */
+extern const struct attention_kernels portable_attention_kernels, avx2_attention_kernels,
+    avx512_attention_kernels;
+
+#endif
