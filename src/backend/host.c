@@ -3,19 +3,26 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "backend/reference/reference.h"
 #include "plan/op_check.h"
 
-struct backend *host_open(const struct backend_class *class, int threads, struct calla_error *error) {
-    struct host_backend *backend = calloc(1, sizeof *backend);
+struct backend *host_open(const struct backend_class *class, size_t size, int threads,
+                          struct calla_error *error) {
+    struct host_backend *backend = calloc(1, size);
     if (backend == NULL) {
-        error_memory(error, "a backend", sizeof *backend);
+        error_memory(error, "a backend", size);
         return NULL;
     }
     backend->base.class = class;
     backend->threads = threads_open(threads, error);
     if (backend->threads == NULL) {
         free(backend);
+        return NULL;
+    }
+    size_t count = (size_t)threads_count(backend->threads);
+    backend->workspaces = calloc(count, sizeof *backend->workspaces);
+    if (backend->workspaces == NULL) {
+        error_memory(error, "a backend", count * sizeof *backend->workspaces);
+        host_close(&backend->base);
         return NULL;
     }
     return &backend->base;
@@ -25,6 +32,10 @@ void host_close(struct backend *base) {
     if (base == NULL)
         return;
     struct host_backend *backend = (struct host_backend *)base;
+    for (int i = 0; backend->workspaces != NULL && i < threads_count(backend->threads); i++)
+        free(backend->workspaces[i].data);
+    free(backend->workspaces);
+    free(backend->scratch.data);
     threads_close(backend->threads);
     free(backend);
 }
@@ -48,6 +59,24 @@ static bool memory_new(struct memory *memory, uint64_t size, const char *what, s
     memory->size = size;
     memory->data = size < SIZE_MAX ? calloc(1, (size_t)size + 1) : NULL;
     return memory->data != NULL || error_memory(error, what, (size_t)size);
+}
+
+bool memory_reserve(struct memory *memory, size_t size, const char *what, struct calla_error *error) {
+    if (size <= memory->size)
+        return true;
+    free(memory->data);
+    *memory = (struct memory){.size = size};
+    if (posix_memalign(&memory->data, 64, size) == 0)
+        return true;
+    *memory = (struct memory){.size = 0};
+    return error_memory(error, what, size);
+}
+
+bool host_reserve_workspaces(struct host_backend *backend, size_t size, struct calla_error *error) {
+    for (int i = 0; i < threads_count(backend->threads); i++)
+        if (!memory_reserve(&backend->workspaces[i], size, "workspace", error))
+            return false;
+    return true;
 }
 
 static struct memory *memories_new(const struct buffer_shape *shapes, uint32_t count,
@@ -216,45 +245,65 @@ static bool bind(struct bound_op *bound, struct device_session *session, const s
     return true;
 }
 
-static bool compile_ops(struct program *program, struct device_session *session, const struct plan *plan,
-                        struct calla_error *error) {
-    for (uint32_t i = 0; i < plan->op_count; i++) {
-        struct bound_op *bound = &program->ops[i];
-        bound->op = plan->ops[i];
-        if (!op_check(&bound->op, error) ||
-            !bind(bound, session, program->scratch, program->scratch_count, error))
-            return false;
-        if (reference_ops[bound->op.kind].workspace_bytes != NULL) {
-            size_t bytes = reference_ops[bound->op.kind].workspace_bytes(bound);
-            program->workspace_bytes = bytes > program->workspace_bytes ? bytes : program->workspace_bytes;
-        }
+/* Bytes that a scratch buffer takes: the next one begins on a cache line, and is no neighbour in the same
+ * one. */
+static size_t scratch_place(uint64_t bytes) {
+    return ((size_t)bytes + 127) / 64 * 64;
+}
+
+/* Binds all ops to where the backend's scratch memory is now. */
+static bool bind_ops(struct program *program, struct device_session *session, struct calla_error *error) {
+    const struct memory *scratch = &session->backend->scratch;
+    size_t offset = 0;
+    for (uint32_t i = 0; i < program->scratch_count; i++) {
+        program->scratch[i].data = (unsigned char *)scratch->data + offset;
+        offset += scratch_place(program->scratch[i].size);
     }
+    for (uint32_t i = 0; i < program->op_count; i++)
+        if (!bind(&program->ops[i], session, program->scratch, program->scratch_count, error))
+            return false;
+    program->scratch_base = scratch->data;
     return true;
 }
 
-struct program *host_compile(struct device_session *session, const struct plan *plan,
+/* The sizes of the plan's scratch buffers, and memory for them. */
+static bool lay_out_scratch(struct program *program, const struct plan *plan, struct memory *scratch,
+                            struct calla_error *error) {
+    for (uint32_t i = 0; i < plan->scratch_count; i++) {
+        uint64_t bytes = buffer_shape_bytes(&plan->scratch[i]);
+        if (bytes > SIZE_MAX / 2 || program->scratch_bytes > SIZE_MAX / 2)
+            return error_memory(error, plan->scratch[i].name, SIZE_MAX);
+        program->scratch[i].size = bytes;
+        program->scratch_bytes += scratch_place(bytes);
+    }
+    program->scratch_count = plan->scratch_count;
+    return memory_reserve(scratch, program->scratch_bytes, "scratch memory", error);
+}
+
+static bool check_ops(struct program *program, const struct plan *plan, struct calla_error *error) {
+    for (uint32_t i = 0; i < plan->op_count; i++) {
+        program->ops[i].op = plan->ops[i];
+        if (!op_check(&program->ops[i].op, error))
+            return false;
+    }
+    program->op_count = plan->op_count;
+    return true;
+}
+
+struct program *host_compile(struct device_session *session, const struct plan *plan, size_t size,
                              struct calla_error *error) {
-    struct program *program = calloc(1, sizeof *program);
+    struct program *program = calloc(1, size);
     if (program == NULL) {
-        error_memory(error, "a program", sizeof *program);
+        error_memory(error, "a program", size);
         return NULL;
     }
-    uint32_t threads = (uint32_t)threads_count(session->backend->threads);
-    program->op_count = plan->op_count;
     program->ops = calloc(plan->op_count + (size_t)1, sizeof *program->ops);
-    program->scratch = memories_new(plan->scratch, plan->scratch_count, error);
-    program->workspaces = calloc(threads, sizeof *program->workspaces);
-    if (program->scratch != NULL)
-        program->scratch_count = plan->scratch_count;
-    if (program->workspaces != NULL)
-        program->workspace_count = threads;
-    if (program->ops == NULL || program->workspaces == NULL)
+    program->scratch = calloc(plan->scratch_count + (size_t)1, sizeof *program->scratch);
+    if (program->ops == NULL || program->scratch == NULL)
         error_memory(error, "a program", plan->op_count * sizeof *program->ops);
-    bool made = program->ops != NULL && program->scratch != NULL && program->workspaces != NULL &&
-                compile_ops(program, session, plan, error);
-    for (uint32_t i = 0; made && i < threads; i++)
-        made = memory_new(&program->workspaces[i], program->workspace_bytes, "workspace", error);
-    if (made)
+    else if (check_ops(program, plan, error) &&
+             lay_out_scratch(program, plan, &session->backend->scratch, error) &&
+             bind_ops(program, session, error))
         return program;
     host_program_free(program);
     return NULL;
@@ -263,13 +312,13 @@ struct program *host_compile(struct device_session *session, const struct plan *
 void host_program_free(struct program *program) {
     if (program == NULL)
         return;
-    memories_free(program->scratch, program->scratch_count);
-    memories_free(program->workspaces, program->workspace_count);
+    free(program->scratch);
     free(program->ops);
     free(program);
 }
 
-bool host_check_position(const struct program *program, struct calla_error *error) {
+/* Whether the cache has room for the rows of every op that reads or writes it. */
+static bool check_position(const struct program *program, struct calla_error *error) {
     for (uint32_t i = 0; i < program->op_count; i++) {
         const struct bound_op *bound = &program->ops[i];
         uint64_t rows, limit;
@@ -290,4 +339,9 @@ bool host_check_position(const struct program *program, struct calla_error *erro
                              rows, position, limit);
     }
     return true;
+}
+
+bool host_ready(struct device_session *session, struct program *program, struct calla_error *error) {
+    return (program->scratch_base == session->backend->scratch.data || bind_ops(program, session, error)) &&
+           check_position(program, error);
 }

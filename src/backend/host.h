@@ -40,11 +40,14 @@ struct memory {
     uint64_t size;
 };
 
+/* A plan bound to a session. Its scratch buffers lie in memory that all programs of a backend share, since
+ * what scratch holds is undefined between runs. */
 struct program {
     struct bound_op *ops;
-    struct memory *scratch, *workspaces; /* a workspace per thread */
-    uint32_t op_count, scratch_count, workspace_count;
-    size_t workspace_bytes;
+    struct memory *scratch;   /* buffers of the plan, at their places in the backend's scratch memory */
+    const void *scratch_base; /* the address that they are bound to */
+    uint32_t op_count, scratch_count;
+    size_t scratch_bytes; /* of all */
 };
 
 struct device_session {
@@ -57,10 +60,14 @@ struct host_backend {
     struct backend base;
     struct threads *threads;
     const struct weights *weights;
+    struct memory scratch;     /* as large as the largest program's */
+    struct memory *workspaces; /* one a thread, of one size */
 };
 
-/* The functions of their classes. */
-struct backend *host_open(const struct backend_class *class, int threads, struct calla_error *error);
+/* The functions of their classes. `size` is that of the implementation's struct, which starts with a
+ * host_backend, or with a program; what comes after is zero. */
+struct backend *host_open(const struct backend_class *class, size_t size, int threads,
+                          struct calla_error *error);
 void host_close(struct backend *base);
 int host_threads(const struct backend *base);
 bool host_load(struct backend *base, struct weights *weights, const struct calla_progress *progress,
@@ -73,11 +80,17 @@ bool host_write(struct device_session *session, enum space space, uint32_t buffe
 bool host_read(struct device_session *session, enum space space, uint32_t buffer, uint64_t offset,
                void *bytes, uint64_t size, struct calla_error *error);
 bool host_reset(struct device_session *session, struct calla_error *error);
-struct program *host_compile(struct device_session *session, const struct plan *plan,
+struct program *host_compile(struct device_session *session, const struct plan *plan, size_t size,
                              struct calla_error *error);
 void host_program_free(struct program *program);
 
-/* Before a run: whether the cache has room for the rows of every op that reads or writes it. */
-bool host_check_position(const struct program *program, struct calla_error *error);
+/* Makes memory at least `size` bytes large, 64-byte aligned; its contents are undefined afterwards. */
+bool memory_reserve(struct memory *memory, size_t size, const char *what, struct calla_error *error);
+/* Makes every thread's workspace at least `size` bytes large. */
+bool host_reserve_workspaces(struct host_backend *backend, size_t size, struct calla_error *error);
+
+/* Before a run: whether the cache has room for the rows of every op that reads or writes it; binds the ops
+ * anew if the scratch memory has moved. */
+bool host_ready(struct device_session *session, struct program *program, struct calla_error *error);
 
 #endif

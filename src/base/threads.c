@@ -1,6 +1,7 @@
 #include "base/threads.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +22,15 @@ struct threads {
     void *argument;
     size_t tasks;
     atomic_size_t next;
+    /* threads_meet */
+    atomic_int arrived, sleepers;
+    atomic_uint meeting;
+    pthread_cond_t met;
 };
+
+/* Rounds of a waiting loop before a thread sleeps (threads_meet) or lets others run (threads_pause): a pause
+ * takes 10 to 50 ns, so this is longer than a round of small ops and shorter than a wake-up is worth. */
+#define SPIN_ROUNDS 4000
 
 static void take_tasks(struct threads *threads) {
     for (;;) {
@@ -84,7 +93,11 @@ struct threads *threads_open(int count, struct calla_error *error) {
     pthread_mutex_init(&threads->mutex, NULL);
     pthread_cond_init(&threads->start, NULL);
     pthread_cond_init(&threads->finish, NULL);
+    pthread_cond_init(&threads->met, NULL);
     atomic_init(&threads->next, 0);
+    atomic_init(&threads->arrived, 0);
+    atomic_init(&threads->sleepers, 0);
+    atomic_init(&threads->meeting, 0);
     for (int i = 0; i + 1 < count; i++) {
         if (pthread_create(&threads->workers[i], NULL, worker_main, threads) != 0) {
             error_set(error, CALLA_OUT_OF_MEMORY,
@@ -109,6 +122,7 @@ void threads_close(struct threads *threads) {
     pthread_mutex_destroy(&threads->mutex);
     pthread_cond_destroy(&threads->start);
     pthread_cond_destroy(&threads->finish);
+    pthread_cond_destroy(&threads->met);
     free(threads->workers);
     free(threads);
 }
@@ -138,4 +152,50 @@ void threads_run(struct threads *threads, void (*work)(void *argument, size_t ta
     while (threads->busy > 0)
         pthread_cond_wait(&threads->finish, &threads->mutex);
     pthread_mutex_unlock(&threads->mutex);
+}
+
+void threads_pause(unsigned round) {
+    if (round >= SPIN_ROUNDS) {
+        sched_yield();
+        return;
+    }
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb");
+#endif
+}
+
+/* Sleeps until the meeting is another one. The count of sleepers is raised before the meeting is looked at,
+ * and whoever ends a meeting looks at the count after that: one of the two sees the other. */
+static void sleep_until_met(struct threads *threads, unsigned meeting) {
+    pthread_mutex_lock(&threads->mutex);
+    atomic_fetch_add(&threads->sleepers, 1);
+    while (atomic_load(&threads->meeting) == meeting)
+        pthread_cond_wait(&threads->met, &threads->mutex);
+    atomic_fetch_sub(&threads->sleepers, 1);
+    pthread_mutex_unlock(&threads->mutex);
+}
+
+void threads_meet(struct threads *threads, void (*last)(void *argument), void *argument) {
+    unsigned meeting = atomic_load(&threads->meeting);
+    if (atomic_fetch_add(&threads->arrived, 1) + 1 == threads->count) {
+        atomic_store(&threads->arrived, 0);
+        last(argument);
+        atomic_store(&threads->meeting, meeting + 1);
+        if (atomic_load(&threads->sleepers) > 0) {
+            pthread_mutex_lock(&threads->mutex);
+            pthread_cond_broadcast(&threads->met);
+            pthread_mutex_unlock(&threads->mutex);
+        }
+        return;
+    }
+    for (unsigned round = 0; atomic_load_explicit(&threads->meeting, memory_order_acquire) == meeting;
+         round++) {
+        if (round >= SPIN_ROUNDS) {
+            sleep_until_met(threads, meeting);
+            return;
+        }
+        threads_pause(0);
+    }
 }

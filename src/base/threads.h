@@ -18,4 +18,12 @@ int threads_count(const struct threads *threads);
 void threads_run(struct threads *threads, void (*work)(void *argument, size_t task), void *argument,
                  size_t tasks);
 
+/* Within a threads_run of as many tasks as there are threads: waits until every task has come here as often,
+ * after which all see what each has written. The last to come first calls last(argument). Threads that wait
+ * spin for some microseconds before they sleep. */
+void threads_meet(struct threads *threads, void (*last)(void *argument), void *argument);
+
+/* A moment's rest in a loop that waits for another thread: `round` counts the loop's rounds. */
+void threads_pause(unsigned round);
+
 #endif

@@ -1,4 +1,6 @@
-/* A bench to run single ops or short plans on any backend: random operands in, results out.
+/* A bench to run single ops or short plans on any backend: random operands in, results out. A program of
+ * tests runs as a whole once for each configuration: the reference, then the CPU backend with each of its
+ * instruction sets that this processor has and with each kind of matrix operands.
  *
  * Weights go into a temporary file, every part at an odd offset, as in the published checkpoints; everything
  * else into the state buffers of a session, which can be written and read. A step record, if wanted, is the
@@ -12,9 +14,21 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "backend/backend.h"
+#include "backend/cpu/kernels.h"
 
 #define BENCH_MAX 24
+
+struct bench_configuration {
+    const struct backend_class *class;
+    struct policy policy;
+    const char *name;
+};
+
+static struct bench_configuration bench_current;
+
+/* How far the products of the last plan may be off because their operands were rounded: relative to 1 +
+ * |value|. */
+static double bench_rounding;
 
 struct bench {
     FILE *file;
@@ -250,7 +264,8 @@ static inline bool bench_try(struct bench *bench, const struct backend_class *cl
     struct session_layout layout = {.state = bench->shapes, .state_count = bench->buffer_count};
     for (int i = 0; i < STEP_BUFFER_COUNT; i++)
         layout.step[i] = (struct buffer_shape){DTYPE_U8, 1, sizeof(struct step_record), "step"};
-    struct backend_options options = {.threads = threads};
+    struct backend_options options = {.threads = threads,
+                                      .policy = class == bench_current.class ? &bench_current.policy : NULL};
     struct calla_error *error = &bench->error;
     struct backend *backend = class->open(&options, error);
     assert_non_null(backend);
@@ -278,40 +293,80 @@ static inline bool bench_try(struct bench *bench, const struct backend_class *cl
     return done;
 }
 
-/* Runs on the cpu backend with three threads, then on the reference, and asserts that every byte is the same.
- */
+/* 0 for plans without products of 4-bit weights, and on the reference. */
+static inline double rounding_of(const struct plan *plan) {
+    if (bench_current.class != &cpu_backend)
+        return 0;
+    for (uint32_t i = 0; i < plan->op_count; i++)
+        for (uint32_t j = 0; plan->ops[i].kind != OP_EMBED && j < plan->ops[i].operand_count; j++)
+            if (plan->ops[i].operands[j].dtype == DTYPE_AFFINE4)
+                return bench_current.policy.matrix_operands == MATRIX_INT8 ? 0.1 : 0.02;
+    return 0;
+}
+
+/* Runs the plan once in the current configuration, with one thread and with three, and asserts that every
+ * byte is the same. */
 static inline void bench_run(struct bench *bench) {
     assert_true(plan_schedule(&bench->plan, true, &bench->error));
-    void *before[BENCH_MAX], *cpu[BENCH_MAX];
+    bench_rounding = rounding_of(&bench->plan);
+    void *before[BENCH_MAX], *alone[BENCH_MAX];
     struct step_record record = bench->record;
     for (uint32_t i = 0; i < bench->buffer_count; i++) {
         size_t size = buffer_shape_bytes(&bench->shapes[i]);
         before[i] = malloc(size + 1);
-        cpu[i] = malloc(size + 1);
-        assert_true(before[i] != NULL && cpu[i] != NULL);
+        alone[i] = malloc(size + 1);
+        assert_true(before[i] != NULL && alone[i] != NULL);
         memcpy(before[i], bench->data[i], size);
     }
-    if (!bench_try(bench, &cpu_backend, 3, 1))
+    if (!bench_try(bench, bench_current.class, 1, 1))
         fail_msg("%s", bench->error.message);
     struct step_record record_after = bench->record;
     bench->record = record;
     for (uint32_t i = 0; i < bench->buffer_count; i++) {
         size_t size = buffer_shape_bytes(&bench->shapes[i]);
-        memcpy(cpu[i], bench->data[i], size);
+        memcpy(alone[i], bench->data[i], size);
         memcpy(bench->data[i], before[i], size);
     }
-    if (!bench_try(bench, &reference_backend, 1, 1))
+    if (!bench_try(bench, bench_current.class, 3, 1))
         fail_msg("%s", bench->error.message);
     assert_memory_equal(&record_after, &bench->record, sizeof record_after);
     for (uint32_t i = 0; i < bench->buffer_count; i++) {
-        assert_memory_equal(cpu[i], bench->data[i], buffer_shape_bytes(&bench->shapes[i]));
+        assert_memory_equal(alone[i], bench->data[i], buffer_shape_bytes(&bench->shapes[i]));
         free(before[i]);
-        free(cpu[i]);
+        free(alone[i]);
     }
 }
 
-/* |found - expected| <= tolerance * (1 + |expected|) */
+/* Runs the tests in every configuration: the number of failed ones. */
+static inline int bench_run_tests(const char *name, const struct CMUnitTest *tests, size_t count) {
+    char title[128];
+    bench_current = (struct bench_configuration){&reference_backend, {0}, "reference"};
+    policy_defaults(&bench_current.policy, "reference");
+    snprintf(title, sizeof title, "%s, reference", name);
+    int failed = _cmocka_run_group_tests(title, tests, count, NULL, NULL);
+    const struct kernels *kernels;
+    for (size_t i = 0; (kernels = kernels_at(i)) != NULL; i++)
+        for (int bf16 = 0; bf16 < 2; bf16++) {
+            if (!kernels->supported()) {
+                print_message("%s: this processor has no %s.\n", name, kernels->name);
+                break;
+            }
+            bench_current = (struct bench_configuration){&cpu_backend, {0}, kernels->name};
+            policy_defaults(&bench_current.policy, "cpu");
+            bench_current.policy.instruction_set = kernels->instruction_set;
+            bench_current.policy.matrix_operands = bf16 ? MATRIX_BF16 : MATRIX_INT8;
+            snprintf(title, sizeof title, "%s, cpu %s %s", name, kernels->name, bf16 ? "bf16" : "int8");
+            failed += _cmocka_run_group_tests(title, tests, count, NULL, NULL);
+        }
+    return failed;
+}
+
+#define BENCH_RUN_TESTS(tests) bench_run_tests(__FILE__, tests, sizeof(tests) / sizeof *(tests))
+
+/* |found - expected| <= tolerance * (1 + |expected|), where products of rounded operands are allowed their
+ * error */
 static inline void assert_near(double found, double expected, double tolerance) {
+    tolerance = bench_rounding > tolerance ? bench_rounding : tolerance;
     if (!(fabs(found - expected) <= tolerance * (1 + fabs(expected))))
         fail_msg("found %.9g, expected %.9g", found, expected);
 }

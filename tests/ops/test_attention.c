@@ -273,5 +273,5 @@ int main(void) {
         cmocka_unit_test(kv_write_writes_its_rows), cmocka_unit_test(attention_of_shapes),
         cmocka_unit_test(attention_row_by_row),     cmocka_unit_test(a_full_cache_is_an_error),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return BENCH_RUN_TESTS(tests);
 }

@@ -339,5 +339,5 @@ int main(void) {
         cmocka_unit_test(changed_ops_stay_inside), cmocka_unit_test(sessions_keep_to_their_buffers),
         cmocka_unit_test(backends_by_name),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return BENCH_RUN_TESTS(tests);
 }

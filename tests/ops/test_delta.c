@@ -340,5 +340,5 @@ int main(void) {
         cmocka_unit_test(delta_gates_of_extremes), cmocka_unit_test(delta_scan_equals_block_form),
         cmocka_unit_test(gated_norm_of_heads),     cmocka_unit_test(delta_tail_equals_its_parts),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return BENCH_RUN_TESTS(tests);
 }

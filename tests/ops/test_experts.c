@@ -339,5 +339,5 @@ int main(void) {
         cmocka_unit_test(expert_sort_is_stable),          cmocka_unit_test(blocks_of_every_make),
         cmocka_unit_test(rows_at_once_equal_single_rows),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return BENCH_RUN_TESTS(tests);
 }

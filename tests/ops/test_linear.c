@@ -158,5 +158,5 @@ int main(void) {
         cmocka_unit_test(linear_of_strided_views), cmocka_unit_test(rows_at_once_equal_single_rows),
         cmocka_unit_test(embed_reads_rows),        cmocka_unit_test(rms_norm_of_rows),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return BENCH_RUN_TESTS(tests);
 }

@@ -329,5 +329,5 @@ int main(void) {
         cmocka_unit_test(random_numbers_are_uniform),
         cmocka_unit_test(a_large_vocabulary),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return BENCH_RUN_TESTS(tests);
 }

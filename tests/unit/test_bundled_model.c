@@ -32,7 +32,7 @@ static uint32_t likeliest(const float *logits, uint32_t vocabulary) {
     return best;
 }
 
-static void add_conversation(const json_t *conversation, struct sums *sums) {
+static void add_conversation(const json_t *conversation, const char *const *policies, struct sums *sums) {
     const json_t *list = json_object_get(conversation, "tokens");
     const json_t *positions = json_object_get(conversation, "positions");
     uint32_t count = (uint32_t)json_array_size(list), vocabulary;
@@ -40,8 +40,12 @@ static void add_conversation(const json_t *conversation, struct sums *sums) {
     assert_non_null(tokens);
     for (uint32_t i = 0; i < count; i++)
         tokens[i] = (int32_t)json_integer_value(json_array_get(list, i));
-    struct evaluation evaluation = {
-        .folder = MODEL, .backend = "cpu", .threads = 2, .tokens = tokens, .count = count};
+    struct evaluation evaluation = {.folder = MODEL,
+                                    .backend = "cpu",
+                                    .threads = 2,
+                                    .policies = policies,
+                                    .tokens = tokens,
+                                    .count = count};
     struct calla_error error = {0};
     float *logits = evaluate(&evaluation, &vocabulary, &error);
     if (logits == NULL)
@@ -61,15 +65,14 @@ static void add_conversation(const json_t *conversation, struct sums *sums) {
     free(tokens);
 }
 
-static void replies_agree_with_mlx_lm(void **state) {
-    (void)state;
+static void agrees_with_mlx_lm(const char *operands) {
     struct calla_error error = {0};
     json_t *conversations = json_parse_file(FIXTURE, 1 << 20, &error);
     if (conversations == NULL)
         fail_msg("%s", error.message);
     struct sums sums = {0};
     for (size_t i = 0; i < json_array_size(conversations); i++)
-        add_conversation(json_array_get(conversations, i), &sums);
+        add_conversation(json_array_get(conversations, i), (const char *[]){operands, NULL}, &sums);
     json_decref(conversations);
     double positions = (double)sums.positions;
     double ratio = exp(sums.expected / positions - sums.found / positions); /* of the perplexities */
@@ -78,6 +81,12 @@ static void replies_agree_with_mlx_lm(void **state) {
         fail_msg("%zu of %zu positions have the same likeliest token", sums.same, sums.positions);
     if (!(fabs(ratio - 1) < 1e-3))
         fail_msg("calla's perplexity is %.6f times mlx-lm's", ratio);
+}
+
+static void replies_agree_with_mlx_lm(void **state) {
+    (void)state;
+    agrees_with_mlx_lm("matrix_operands=int8");
+    agrees_with_mlx_lm("matrix_operands=bf16");
 }
 
 int main(void) {

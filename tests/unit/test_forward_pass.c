@@ -78,8 +78,7 @@ static void agrees_with_the_originals(void **state) {
 }
 
 /* Neither threads, chunks, fusions, phases nor the size of the cache change a bit. */
-static void every_way_has_the_same_bits(void **state) {
-    (void)state;
+static void same_bits(const char *backend, const char *operands) {
     static const char *const ways[][8] = {
         {NULL},
         {"chunk_rows=1"},
@@ -96,21 +95,29 @@ static void every_way_has_the_same_bits(void **state) {
         {"fuse_expert_gate_up=on", "fuse_expert_down=off", "fuse_qk_prep=on", "fuse_delta_norm=off",
          "chunk_rows=1"},
     };
-    for (int cache = 0; cache < 2; cache++) { /* in bfloat16 with two threads only */
-        float *expected =
-            logits_of("reference", 1, (const char *[]){cache ? "kv_dtype=bf16" : "kv_dtype=f32", NULL}, 0);
+    for (int cache = 0; cache < 2; cache++) {
+        const char *policies[11] = {cache ? "kv_dtype=bf16" : "kv_dtype=f32", operands};
+        size_t given = operands == NULL ? 1 : 2;
+        float *expected = logits_of(backend, 1, policies, 0);
         for (size_t way = 0; way < sizeof ways / sizeof *ways; way++)
-            for (int threads = cache * 2; threads < 4 - cache; threads++) {
-                const char *policies[10] = {cache ? "kv_dtype=bf16" : "kv_dtype=f32"};
+            for (int threads = 1; threads < (operands == NULL ? 2 : 4); threads++) {
                 for (int i = 0; i < 8; i++)
-                    policies[1 + i] = ways[way][i];
-                float *logits =
-                    logits_of(threads == 0 ? "reference" : "cpu", threads, policies, threads == 2 ? 500 : 0);
-                assert_memory_equal(logits, expected, POSITIONS * VOCABULARY * sizeof *logits);
+                    policies[given + i] = ways[way][i];
+                float *logits = logits_of(backend, threads, policies, threads == 2 ? 500 : 0);
+                if (memcmp(logits, expected, POSITIONS * VOCABULARY * sizeof *logits) != 0)
+                    fail_msg("%s %s, %s, way %zu with %d threads differs", backend,
+                             operands == NULL ? "" : operands, policies[0], way, threads);
                 free(logits);
             }
         free(expected);
     }
+}
+
+static void every_way_has_the_same_bits(void **state) {
+    (void)state;
+    same_bits("reference", NULL);
+    same_bits("cpu", "matrix_operands=int8");
+    same_bits("cpu", "matrix_operands=bf16");
 }
 
 /* The KV cache in bfloat16 is a rounding, and no more than that. */

@@ -412,7 +412,6 @@ static void fused_and_plain_plans_give_the_same_text(void **state) {
         "fuse_delta_norm=off",
         "fuse_projections=off",
         "concurrent=off",
-        "kv_dtype=f32",
     };
     int32_t first[30];
     for (size_t i = 0; i < sizeof policies / sizeof *policies; i++) {

@@ -1,62 +1,226 @@
-/* The CPU backend: the reference's functions on all worker threads. The units of all ops of a phase are cut
- * into slices that the threads take one by one; they meet at the phase's end. */
+/* The CPU backend: a plan's ops on all worker threads. Every thread goes through the phases; in each it takes
+ * pieces of the phase's work, one by one, until there are none left, and then meets the others. */
 #include <stdatomic.h>
+#include <stdlib.h>
 
-#include "backend/reference/reference.h"
+#include "backend/cpu/cpu.h"
 
-/* Slices that an op is cut into, a thread: enough to even out slices of unequal work. */
-#define SLICES_PER_THREAD 4
+/* Pieces that an op's units are cut into, a thread: enough to even out pieces of unequal work. */
+#define SLICES_PER_THREAD 16
 
-struct phase {
-    const struct program *program;
-    const struct bound_op *ops;
-    uint32_t op_count;
-    size_t slices; /* an op */
-    atomic_size_t next;
+/* How far an op has come in the running phase. */
+struct progress {
+    atomic_size_t prepared, done; /* slices */
 };
 
-/* What one thread does: slices until there are none. Its number picks its workspace. */
+struct phase {
+    uint32_t first, last; /* ops */
+    atomic_size_t next;   /* slice to be taken */
+};
+
+struct cpu_program {
+    struct program program;
+    struct cpu_op *functions; /* of each op */
+    size_t *shared_offsets;   /* of each op, in the backend's shared memory */
+    struct progress *progress;
+    struct phase *phases;
+    uint32_t phase_count;
+};
+
+struct cpu_backend {
+    struct host_backend host;
+    const struct kernels *kernels;
+    enum operand_format format;
+    struct memory shared; /* what ops of one phase prepare: as large as the largest phase's */
+};
+
+/* One run of a program. */
+struct run {
+    struct cpu_backend *backend;
+    struct cpu_program *program;
+    struct phase *phase; /* the one that the threads are in */
+};
+
+static struct cpu_task task_of(const struct cpu_backend *backend, const struct cpu_program *program,
+                               uint32_t op) {
+    return (struct cpu_task){.op = &program->program.ops[op],
+                             .kernels = backend->kernels,
+                             .format = backend->format,
+                             .shared = (char *)backend->shared.data + program->shared_offsets[op]};
+}
+
+/* An op's units, cut into slices. */
+struct slices {
+    size_t units, count;
+};
+
+static struct slices slices_of(size_t (*units)(const struct cpu_task *task), const struct cpu_task *task,
+                               size_t most) {
+    size_t count = units == NULL ? 0 : units(task);
+    return (struct slices){count, count < most ? count : most};
+}
+
+static void run_slice(void (*run)(const struct cpu_task *task, size_t begin, size_t end),
+                      const struct cpu_task *task, struct slices slices, size_t slice) {
+    run(task, slices.units * slice / slices.count, slices.units * (slice + 1) / slices.count);
+}
+
+/* The slices of a phase in the order in which they are taken: what all ops prepare, then what they compute. A
+ * thread that computes waits for slices that others took earlier, and those wait for nothing. Returns false
+ * where `taken` is past the last. */
+static bool run_taken(const struct run *run, size_t taken, size_t threads, void *workspace) {
+    struct cpu_program *program = run->program;
+    size_t most = threads * SLICES_PER_THREAD;
+    for (uint32_t op = run->phase->first; op < run->phase->last; op++) {
+        struct cpu_task task = task_of(run->backend, program, op);
+        struct slices prepare = slices_of(program->functions[op].prepare_units, &task, most);
+        if (taken < prepare.count) {
+            task.workspace = workspace;
+            run_slice(program->functions[op].prepare, &task, prepare, taken);
+            atomic_fetch_add_explicit(&program->progress[op].prepared, 1, memory_order_release);
+            return true;
+        }
+        taken -= prepare.count;
+    }
+    for (uint32_t op = run->phase->first; op < run->phase->last; op++) {
+        struct cpu_task task = task_of(run->backend, program, op);
+        const struct cpu_op *functions = &program->functions[op];
+        struct slices slices = slices_of(functions->units, &task, most);
+        if (taken >= slices.count) {
+            taken -= slices.count;
+            continue;
+        }
+        size_t prepared = slices_of(functions->prepare_units, &task, most).count;
+        for (unsigned round = 0;
+             atomic_load_explicit(&program->progress[op].prepared, memory_order_acquire) < prepared; round++)
+            threads_pause(round);
+        task.workspace = workspace;
+        run_slice(functions->run, &task, slices, taken);
+        if (functions->finish != NULL &&
+            atomic_fetch_add_explicit(&program->progress[op].done, 1, memory_order_acq_rel) + 1 ==
+                slices.count)
+            functions->finish(&task);
+        return true;
+    }
+    return false;
+}
+
+/* Once all threads are through with a phase: its counters are zero again for the next run. */
+static void next_phase(void *argument) {
+    struct run *run = argument;
+    atomic_store_explicit(&run->phase->next, 0, memory_order_relaxed);
+    for (uint32_t op = run->phase->first; op < run->phase->last; op++) {
+        atomic_store_explicit(&run->program->progress[op].prepared, 0, memory_order_relaxed);
+        atomic_store_explicit(&run->program->progress[op].done, 0, memory_order_relaxed);
+    }
+    run->phase++;
+}
+
 static void work(void *argument, size_t thread) {
-    struct phase *phase = argument;
-    for (;;) {
-        size_t task = atomic_fetch_add_explicit(&phase->next, 1, memory_order_relaxed);
-        if (task >= phase->op_count * phase->slices)
-            return;
-        const struct bound_op *op = &phase->ops[task / phase->slices];
-        const struct reference_op *reference = &reference_ops[op->op.kind];
-        size_t units = reference->units(op), slice = task % phase->slices;
-        size_t begin = units * slice / phase->slices, end = units * (slice + 1) / phase->slices;
-        if (begin < end)
-            reference->run(op, begin, end, phase->program->workspaces[thread].data);
+    struct run *run = argument;
+    struct threads *team = run->backend->host.threads;
+    size_t threads = (size_t)threads_count(team);
+    void *workspace = run->backend->host.workspaces[thread].data;
+    for (uint32_t phase = 0; phase < run->program->phase_count; phase++) {
+        while (run_taken(run, atomic_fetch_add_explicit(&run->phase->next, 1, memory_order_relaxed), threads,
+                         workspace))
+            ;
+        threads_meet(team, next_phase, run);
     }
 }
 
 static bool cpu_run(struct device_session *session, struct program *program, struct calla_error *error) {
-    if (!host_check_position(program, error))
+    if (!host_ready(session, program, error))
         return false;
-    size_t threads = (size_t)threads_count(session->backend->threads);
-    for (uint32_t first = 0, last; first < program->op_count; first = last) {
-        for (last = first + 1; last < program->op_count; last++)
-            if (program->ops[last].op.phase != program->ops[first].op.phase)
-                break;
-        struct phase phase = {.program = program,
-                              .ops = &program->ops[first],
-                              .op_count = last - first,
-                              .slices = threads == 1 ? 1 : threads * SLICES_PER_THREAD};
-        atomic_init(&phase.next, 0);
-        threads_run(session->backend->threads, work, &phase, threads);
-    }
+    struct cpu_program *compiled = (struct cpu_program *)program;
+    struct run run = {(struct cpu_backend *)session->backend, compiled, compiled->phases};
+    threads_run(session->backend->threads, work, &run, (size_t)threads_count(session->backend->threads));
     return true;
 }
 
+static void cpu_program_free(struct program *program) {
+    struct cpu_program *compiled = (struct cpu_program *)program;
+    if (compiled == NULL)
+        return;
+    free(compiled->functions);
+    free(compiled->shared_offsets);
+    free(compiled->progress);
+    free(compiled->phases);
+    host_program_free(program);
+}
+
+/* Phases, and the memory that ops need while they run. */
+static bool prepare_run(struct cpu_backend *backend, struct cpu_program *program, struct calla_error *error) {
+    size_t workspace = 0, shared = 0, largest = 0;
+    for (uint32_t i = 0; i < program->program.op_count; i++) {
+        const struct op *op = &program->program.ops[i].op;
+        if (i == 0 || op->phase != program->program.ops[i - 1].op.phase) {
+            program->phases[program->phase_count++].first = i;
+            shared = 0;
+        }
+        program->phases[program->phase_count - 1].last = i + 1;
+        program->functions[i] = cpu_op_of(op->kind);
+        program->shared_offsets[i] = shared;
+        struct cpu_task task = task_of(backend, program, i);
+        if (program->functions[i].workspace_bytes != NULL) {
+            size_t bytes = program->functions[i].workspace_bytes(&task);
+            workspace = bytes > workspace ? bytes : workspace;
+        }
+        if (program->functions[i].shared_bytes != NULL)
+            shared += (program->functions[i].shared_bytes(&task) + 127) / 64 * 64;
+        largest = shared > largest ? shared : largest;
+    }
+    return host_reserve_workspaces(&backend->host, workspace, error) &&
+           memory_reserve(&backend->shared, largest, "memory of an op", error);
+}
+
+static struct program *cpu_compile(struct device_session *session, const struct plan *plan,
+                                   struct calla_error *error) {
+    struct program *program = host_compile(session, plan, sizeof(struct cpu_program), error);
+    if (program == NULL)
+        return NULL;
+    struct cpu_program *compiled = (struct cpu_program *)program;
+    size_t count = plan->op_count + (size_t)1;
+    compiled->functions = calloc(count, sizeof *compiled->functions);
+    compiled->shared_offsets = calloc(count, sizeof *compiled->shared_offsets);
+    compiled->progress = calloc(count, sizeof *compiled->progress);
+    compiled->phases = calloc(count, sizeof *compiled->phases);
+    if (compiled->functions == NULL || compiled->shared_offsets == NULL || compiled->progress == NULL ||
+        compiled->phases == NULL)
+        error_memory(error, "a program", count * sizeof *compiled->functions);
+    else if (prepare_run((struct cpu_backend *)session->backend, compiled, error))
+        return program;
+    cpu_program_free(program);
+    return NULL;
+}
+
 static struct backend *cpu_open(const struct backend_options *options, struct calla_error *error) {
-    return host_open(&cpu_backend, options->threads, error);
+    struct policy policy;
+    policy_defaults(&policy, "cpu");
+    if (options->policy != NULL)
+        policy = *options->policy;
+    const struct kernels *kernels = kernels_find(policy.instruction_set, error);
+    if (kernels == NULL)
+        return NULL;
+    struct backend *base = host_open(&cpu_backend, sizeof(struct cpu_backend), options->threads, error);
+    if (base != NULL) {
+        struct cpu_backend *backend = (struct cpu_backend *)base;
+        backend->kernels = kernels;
+        backend->format = policy.matrix_operands == MATRIX_INT8 ? OPERAND_INT8 : OPERAND_BF16;
+    }
+    return base;
+}
+
+static void cpu_close(struct backend *base) {
+    if (base != NULL)
+        free(((struct cpu_backend *)base)->shared.data);
+    host_close(base);
 }
 
 const struct backend_class cpu_backend = {
     .name = "cpu",
     .open = cpu_open,
-    .close = host_close,
+    .close = cpu_close,
     .threads = host_threads,
     .load = host_load,
     .session_open = host_session_open,
@@ -64,7 +228,7 @@ const struct backend_class cpu_backend = {
     .write = host_write,
     .read = host_read,
     .reset = host_reset,
-    .compile = host_compile,
-    .program_free = host_program_free,
+    .compile = cpu_compile,
+    .program_free = cpu_program_free,
     .run = cpu_run,
 };

@@ -5,43 +5,46 @@
  * read once for all its tokens. The value of a pair is the same either way. */
 #include "backend/reference/reference.h"
 
+void route_row(float *logits, size_t experts, size_t chosen, int32_t *ids, float *scores) {
+    float *p = logits, largest = -INFINITY, total = 0, sum = 0;
+    for (size_t e = 0; e < experts; e++)
+        largest = p[e] > largest ? p[e] : largest;
+    for (size_t e = 0; e < experts; e++) {
+        p[e] = expf(p[e] - largest);
+        total += p[e];
+    }
+    for (size_t e = 0; e < experts; e++)
+        p[e] /= total;
+    for (size_t k = 0; k < chosen; k++) {
+        /* The first expert not chosen yet, unless a later one is larger: valid ids even among NaN. */
+        size_t best = experts;
+        for (size_t e = 0; e < experts; e++)
+            if (p[e] != -1.0f && (best == experts || p[e] > p[best]))
+                best = e;
+        ids[k] = (int32_t)best;
+        scores[k] = p[best];
+        sum += p[best];
+        p[best] = -1.0f;
+    }
+    for (size_t k = 0; k < chosen; k++)
+        scores[k] /= sum;
+}
+
 /* x[T,H], router[E,H], shared_gate[1,H] -> ids[T,K], scores[T,K+1]: p = softmax(router x) over all E; the K
  * largest in falling order, the lower id first on a tie; scores[k] = p[ids[k]] / sum_k p[ids[k]];
  * scores[K] = sigmoid(shared_gate x). Unit: a row. */
 void reference_router(const struct bound_op *op, size_t begin, size_t end, void *workspace) {
     const struct view *x = &op->views[0], *router = &op->views[1], *shared_gate = &op->views[2];
     size_t experts = op->op.constants.experts, chosen = op->op.constants.experts_per_token;
-    float *row = workspace, *p = row + x->columns;
+    float *row = workspace, *logits = row + x->columns;
     for (size_t t = begin; t < end; t++) {
         const float *in = float_row(x, t);
-        float largest = -INFINITY, total = 0;
+        float *scores = float_row(&op->views[4], t);
         for (size_t e = 0; e < experts; e++) {
             matrix_row(router, e, row);
-            p[e] = dot(row, in, x->columns);
-            largest = p[e] > largest ? p[e] : largest;
+            logits[e] = dot(row, in, x->columns);
         }
-        for (size_t e = 0; e < experts; e++) {
-            p[e] = expf(p[e] - largest);
-            total += p[e];
-        }
-        for (size_t e = 0; e < experts; e++)
-            p[e] /= total;
-
-        int32_t *ids = int_row(&op->views[3], t);
-        float *scores = float_row(&op->views[4], t), sum = 0;
-        for (size_t k = 0; k < chosen; k++) {
-            /* The first expert not chosen yet, unless a later one is larger: valid ids even among NaN. */
-            size_t best = experts;
-            for (size_t e = 0; e < experts; e++)
-                if (p[e] != -1.0f && (best == experts || p[e] > p[best]))
-                    best = e;
-            ids[k] = (int32_t)best;
-            scores[k] = p[best];
-            sum += p[best];
-            p[best] = -1.0f;
-        }
-        for (size_t k = 0; k < chosen; k++)
-            scores[k] /= sum;
+        route_row(logits, experts, chosen, int_row(&op->views[3], t), scores);
         matrix_row(shared_gate, 0, row);
         scores[chosen] = sigmoid(dot(row, in, x->columns));
     }

@@ -20,6 +20,8 @@ struct reference_op {
 
 extern const struct reference_op reference_ops[OP_KIND_COUNT];
 
+size_t reference_workspace_bytes(const struct bound_op *op);
+
 /* sum_i a[i] b[i] with 16 partial sums (i mod 16) that are added in pairs at the end: one order, which
  * compilers can vectorise. */
 float dot(const float *a, const float *b, size_t count);
@@ -77,6 +79,8 @@ void reference_qk_prep(const struct bound_op *op, size_t begin, size_t end, void
 void reference_attention(const struct bound_op *op, size_t begin, size_t end, void *workspace);
 /* experts.c */
 void reference_router(const struct bound_op *op, size_t begin, size_t end, void *workspace);
+/* The choice of one row of logits[E], which it overwrites: ids[K] and scores[K]. */
+void route_row(float *logits, size_t experts, size_t chosen, int32_t *ids, float *scores);
 void reference_expert_sort(const struct bound_op *op, size_t begin, size_t end, void *workspace);
 void reference_expert_linear(const struct bound_op *op, size_t begin, size_t end, void *workspace);
 void reference_swiglu(const struct bound_op *op, size_t begin, size_t end, void *workspace);

@@ -122,3 +122,8 @@ const struct reference_op reference_ops[OP_KIND_COUNT] = {
     [OP_HEAD] = {second_rows, reference_head, block_workspace},
     [OP_SAMPLE] = {one, reference_sample, sample_workspace},
 };
+
+size_t reference_workspace_bytes(const struct bound_op *op) {
+    const struct reference_op *reference = &reference_ops[op->op.kind];
+    return reference->workspace_bytes == NULL ? 0 : reference->workspace_bytes(op);
+}

@@ -1,0 +1,370 @@
+/* The mixture of experts: routing, and the experts' matrix products.
+ *
+ * A *pair* p is slot p%K of row p/K: one chosen expert of one token. With one row the pairs are visited as
+ * they come; with more, expert by expert in the order of expert_sort, so that a panel of an expert's matrix
+ * is unpacked once for all its tokens. The value of a pair is the same either way. */
+#include <math.h>
+
+#include "backend/cpu/products.h"
+#include "backend/reference/reference.h"
+
+/* Rows of x that the router takes at a time. */
+#define ROUTER_ROWS 32
+
+/* The router: with one row, a unit is a panel of experts and the choice comes when all logits are there; with
+ * more, a unit is ROUTER_ROWS rows. Logits stay float32: a rounded one can change the chosen experts. */
+static size_t router_units(const struct cpu_task *task) {
+    size_t rows = task->op->views[0].rows;
+    return rows == 1 ? panels_of(task->op->op.constants.experts) : (rows + ROUTER_ROWS - 1) / ROUTER_ROWS;
+}
+
+/* logits[count][E] of rows [first, first + count) of x, for the panels [begin, end) of experts. */
+static void router_logits(const struct cpu_task *task, size_t first, size_t count, size_t begin, size_t end,
+                          float *logits) {
+    const struct view *x = &task->op->views[0], *router = &task->op->views[1];
+    struct operand_rows input = {OPERAND_F32, x->columns, x->stride * sizeof(float),
+                                 x->bytes + first * x->stride * sizeof(float)};
+    float *products = task->workspace;
+    void *panel = (char *)task->workspace + BATCH_BYTES;
+    for (size_t expert = begin * PANEL_ROWS; expert < end * PANEL_ROWS; expert += PANEL_ROWS) {
+        size_t rows = least(router->rows - expert, PANEL_ROWS);
+        multiply(task, router, expert, rows, &input, NULL, count, products, panel);
+        for (size_t i = 0; i < count; i++)
+            for (size_t r = 0; r < rows; r++)
+                logits[i * router->rows + expert + r] = products[i * PANEL_ROWS + r];
+    }
+}
+
+/* ids and scores of rows [first, first + count) of x. */
+static void router_choose(const struct cpu_task *task, size_t first, size_t count, float *logits) {
+    const struct view *x = &task->op->views[0], *gate = &task->op->views[2];
+    size_t experts = task->op->op.constants.experts, chosen = task->op->op.constants.experts_per_token;
+    struct operand_rows input = {OPERAND_F32, x->columns, x->stride * sizeof(float),
+                                 x->bytes + first * x->stride * sizeof(float)};
+    float *products = task->workspace;
+    multiply(task, gate, 0, 1, &input, NULL, count, products, (char *)task->workspace + BATCH_BYTES);
+    for (size_t i = 0; i < count; i++) {
+        float *scores = float_row(&task->op->views[4], first + i);
+        route_row(logits + i * experts, experts, chosen, int_row(&task->op->views[3], first + i), scores);
+        scores[chosen] = sigmoid(products[i * PANEL_ROWS]);
+    }
+}
+
+static void router_run(const struct cpu_task *task, size_t begin, size_t end) {
+    const struct view *x = &task->op->views[0];
+    if (x->rows == 1) {
+        router_logits(task, 0, 1, begin, end, task->shared);
+        return;
+    }
+    float *logits = (float *)((char *)task->workspace + BATCH_BYTES + PANEL_BYTES);
+    for (size_t unit = begin; unit < end; unit++) {
+        size_t first = unit * ROUTER_ROWS, count = least(x->rows - first, ROUTER_ROWS);
+        router_logits(task, first, count, 0, panels_of(task->op->op.constants.experts), logits);
+        router_choose(task, first, count, logits);
+    }
+}
+
+static void router_finish(const struct cpu_task *task) {
+    if (task->op->views[0].rows == 1)
+        router_choose(task, 0, 1, task->shared);
+}
+
+static size_t router_shared(const struct cpu_task *task) {
+    return task->op->views[0].rows == 1 ? task->op->op.constants.experts * sizeof(float) : 0;
+}
+
+static size_t router_workspace(const struct cpu_task *task) {
+    return BATCH_BYTES + PANEL_BYTES + ROUTER_ROWS * task->op->op.constants.experts * sizeof(float);
+}
+
+const struct cpu_op cpu_router = {
+    .units = router_units,
+    .run = router_run,
+    .finish = router_finish,
+    .shared_bytes = router_shared,
+    .workspace_bytes = router_workspace,
+};
+
+/* The operands that say which pairs belong to which expert; starts and order are NULL when T is 1. */
+struct routing {
+    const struct view *ids;
+    const int32_t *starts, *order;
+};
+
+static struct routing routing_of(const struct view *ids, bool sorted) {
+    return (struct routing){ids, sorted ? int_row(&ids[1], 0) : NULL, sorted ? int_row(&ids[2], 0) : NULL};
+}
+
+/* Groups of pairs that share an expert: all experts, or where there is one row, each pair by itself. */
+static size_t group_count(const struct cpu_task *task, bool sorted) {
+    return sorted ? task->op->op.constants.experts : task->op->op.constants.experts_per_token;
+}
+
+/* A group: its expert, and the pairs first, first + 1, .. in the order of expert_sort. */
+struct group {
+    size_t expert, first, count;
+};
+
+static struct group group_at(const struct routing *routing, size_t index) {
+    if (routing->starts == NULL)
+        return (struct group){(size_t)int_row(routing->ids, 0)[index], index, 1};
+    return (struct group){index, (size_t)routing->starts[index],
+                          (size_t)(routing->starts[index + 1] - routing->starts[index])};
+}
+
+static size_t pair_at(const struct routing *routing, size_t position) {
+    return routing->order == NULL ? position : (size_t)routing->order[position];
+}
+
+/* Memory of a thread for products of routed pairs: two batches, their input rows, a panel. */
+struct expert_workspace {
+    float first[BATCH_ROWS * PANEL_ROWS], second[BATCH_ROWS * PANEL_ROWS];
+    unsigned char panel[PANEL_BYTES];
+    uint32_t index[BATCH_ROWS];
+};
+
+static size_t expert_workspace_bytes(const struct cpu_task *task) {
+    (void)task;
+    return sizeof(struct expert_workspace);
+}
+
+/* The unfused product. Unit: a panel of columns of a group. */
+static bool linear_is_sorted(const struct cpu_task *task) {
+    return task->op->op.operand_count == 6;
+}
+
+static size_t expert_linear_units(const struct cpu_task *task) {
+    const struct view *y = &task->op->views[task->op->op.operand_count - 1];
+    return group_count(task, linear_is_sorted(task)) * panels_of(y->columns);
+}
+
+static void expert_linear_run(const struct cpu_task *task, size_t begin, size_t end) {
+    const struct view *x = &task->op->views[0], *ids = &task->op->views[1];
+    const struct view *matrix = &task->op->views[task->op->op.operand_count - 2], *y = matrix + 1;
+    struct routing routing = routing_of(ids, linear_is_sorted(task));
+    struct operand_rows input = rows_for(task, matrix, x, task->shared);
+    struct expert_workspace *memory = task->workspace;
+    size_t panels = panels_of(y->columns), out = y->columns;
+    for (size_t unit = begin; unit < end; unit++) {
+        struct group group = group_at(&routing, unit / panels);
+        size_t column = unit % panels * PANEL_ROWS, rows = least(out - column, PANEL_ROWS);
+        for (size_t done = 0, count; done < group.count; done += count) {
+            count = least(group.count - done, BATCH_ROWS);
+            for (size_t i = 0; i < count; i++) {
+                size_t pair = pair_at(&routing, group.first + done + i);
+                memory->index[i] = (uint32_t)(x->rows == ids->rows ? pair / ids->columns : pair);
+            }
+            multiply(task, matrix, group.expert * out + column, rows, &input, memory->index, count,
+                     memory->first, memory->panel);
+            for (size_t i = 0; i < count; i++)
+                memcpy(float_row(y, pair_at(&routing, group.first + done + i)) + column,
+                       memory->first + i * PANEL_ROWS, rows * sizeof(float));
+        }
+    }
+}
+
+static size_t expert_linear_prepare_units(const struct cpu_task *task) {
+    return takes_prepared(&task->op->views[task->op->op.operand_count - 2]) ? task->op->views[0].rows : 0;
+}
+
+static size_t expert_linear_shared(const struct cpu_task *task) {
+    return expert_linear_prepare_units(task) > 0 ? prepared_bytes(task, &task->op->views[0]) : 0;
+}
+
+/* Of gate_up as well: x is the first operand of both. */
+static void expert_linear_prepare(const struct cpu_task *task, size_t begin, size_t end) {
+    prepare_rows(task, &task->op->views[0], begin, end, task->shared);
+}
+
+const struct cpu_op cpu_expert_linear = {
+    .units = expert_linear_units,
+    .run = expert_linear_run,
+    .prepare_units = expert_linear_prepare_units,
+    .prepare = expert_linear_prepare,
+    .shared_bytes = expert_linear_shared,
+    .workspace_bytes = expert_workspace_bytes,
+};
+
+/* gate, up and swiglu. Unit: a panel of columns of the shared expert, then of a group. */
+static bool gate_up_is_sorted(const struct cpu_task *task) {
+    return task->op->op.operand_count == 10;
+}
+
+/* gate, up, shared_gate, shared_up, routed, shared */
+static const struct view *gate_up_matrices(const struct cpu_task *task) {
+    return &task->op->views[gate_up_is_sorted(task) ? 4 : 2];
+}
+
+static size_t gate_up_units(const struct cpu_task *task) {
+    const struct view *matrices = gate_up_matrices(task);
+    return panels_of(matrices[5].columns) +
+           group_count(task, gate_up_is_sorted(task)) * panels_of(matrices[4].columns);
+}
+
+/* silu(gate x) up x of `rows` rows of two matrices from row `first`, for `count` rows of input; into
+ * memory->first, [count][PANEL_ROWS]. */
+static void gate_up_products(const struct cpu_task *task, const struct view *gate, const struct view *up,
+                             size_t first, size_t rows, size_t row, const uint32_t *index, size_t count) {
+    struct expert_workspace *memory = task->workspace;
+    const struct view *x = &task->op->views[0];
+    struct operand_rows gate_input = rows_for(task, gate, x, task->shared);
+    struct operand_rows up_input = rows_for(task, up, x, task->shared);
+    gate_input.data += row * gate_input.row_bytes;
+    up_input.data += row * up_input.row_bytes;
+    multiply(task, gate, first, rows, &gate_input, index, count, memory->first, memory->panel);
+    multiply(task, up, first, rows, &up_input, index, count, memory->second, memory->panel);
+    for (size_t i = 0; i < count * PANEL_ROWS; i += PANEL_ROWS)
+        for (size_t r = i; r < i + rows; r++)
+            memory->first[r] = silu(memory->first[r]) * memory->second[r];
+}
+
+static void gate_up_run(const struct cpu_task *task, size_t begin, size_t end) {
+    const struct view *x = &task->op->views[0], *ids = &task->op->views[1];
+    const struct view *matrices = gate_up_matrices(task), *routed = &matrices[4], *shared = &matrices[5];
+    struct routing routing = routing_of(ids, gate_up_is_sorted(task));
+    struct expert_workspace *memory = task->workspace;
+    size_t shared_panels = panels_of(shared->columns), panels = panels_of(routed->columns);
+    for (size_t unit = begin; unit < end; unit++) {
+        if (unit < shared_panels) {
+            size_t column = unit * PANEL_ROWS, rows = least(shared->columns - column, PANEL_ROWS);
+            for (size_t row = 0, count; row < x->rows; row += count) {
+                count = least(x->rows - row, BATCH_ROWS);
+                gate_up_products(task, &matrices[2], &matrices[3], column, rows, row, NULL, count);
+                for (size_t i = 0; i < count; i++)
+                    memcpy(float_row(shared, row + i) + column, memory->first + i * PANEL_ROWS,
+                           rows * sizeof(float));
+            }
+            continue;
+        }
+        struct group group = group_at(&routing, (unit - shared_panels) / panels);
+        size_t column = (unit - shared_panels) % panels * PANEL_ROWS;
+        size_t rows = least(routed->columns - column, PANEL_ROWS);
+        for (size_t done = 0, count; done < group.count; done += count) {
+            count = least(group.count - done, BATCH_ROWS);
+            for (size_t i = 0; i < count; i++)
+                memory->index[i] = (uint32_t)(pair_at(&routing, group.first + done + i) / ids->columns);
+            gate_up_products(task, &matrices[0], &matrices[1], group.expert * routed->columns + column, rows,
+                             0, memory->index, count);
+            for (size_t i = 0; i < count; i++)
+                memcpy(float_row(routed, pair_at(&routing, group.first + done + i)) + column,
+                       memory->first + i * PANEL_ROWS, rows * sizeof(float));
+        }
+    }
+}
+
+static size_t gate_up_prepare_units(const struct cpu_task *task) {
+    const struct view *matrices = gate_up_matrices(task);
+    for (size_t i = 0; i < 4; i++)
+        if (takes_prepared(&matrices[i]))
+            return task->op->views[0].rows;
+    return 0;
+}
+
+static size_t gate_up_shared(const struct cpu_task *task) {
+    return gate_up_prepare_units(task) > 0 ? prepared_bytes(task, &task->op->views[0]) : 0;
+}
+
+const struct cpu_op cpu_expert_gate_up = {
+    .units = gate_up_units,
+    .run = gate_up_run,
+    .prepare_units = gate_up_prepare_units,
+    .prepare = expert_linear_prepare,
+    .shared_bytes = gate_up_shared,
+    .workspace_bytes = expert_workspace_bytes,
+};
+
+/* The down products and their weighted sum. Unit: a panel of columns of y, for which the products of all
+ * pairs are computed, in the order of expert_sort, and then added up row by row. */
+static bool down_is_sorted(const struct cpu_task *task) {
+    return task->op->op.operand_count == 9;
+}
+
+/* down, shared_down, y */
+static const struct view *down_matrices(const struct cpu_task *task) {
+    return &task->op->views[down_is_sorted(task) ? 6 : 4];
+}
+
+static size_t down_units(const struct cpu_task *task) {
+    return panels_of(down_matrices(task)[2].columns);
+}
+
+/* Rows of routed, then of shared. */
+static size_t down_prepare_units(const struct cpu_task *task) {
+    const struct view *matrices = down_matrices(task);
+    bool prepares = takes_prepared(&matrices[0]) || takes_prepared(&matrices[1]);
+    return prepares ? (size_t)task->op->views[0].rows + task->op->views[1].rows : 0;
+}
+
+static size_t down_shared(const struct cpu_task *task) {
+    return down_prepare_units(task) == 0
+               ? 0
+               : prepared_bytes(task, &task->op->views[0]) + prepared_bytes(task, &task->op->views[1]);
+}
+
+static void down_prepare(const struct cpu_task *task, size_t begin, size_t end) {
+    const struct view *routed = &task->op->views[0], *shared = &task->op->views[1];
+    size_t pairs = routed->rows;
+    if (begin < pairs)
+        prepare_rows(task, routed, begin, least(end, pairs), task->shared);
+    if (end > pairs)
+        prepare_rows(task, shared, begin > pairs ? begin - pairs : 0, end - pairs,
+                     (char *)task->shared + prepared_bytes(task, routed));
+}
+
+static size_t down_workspace(const struct cpu_task *task) {
+    size_t pairs = task->op->views[0].rows, rows = task->op->views[1].rows;
+    return PANEL_BYTES + (pairs + rows) * PANEL_ROWS * sizeof(float) + 2 * pairs * sizeof(uint32_t);
+}
+
+static void down_run(const struct cpu_task *task, size_t begin, size_t end) {
+    const struct view *routed = &task->op->views[0], *shared = &task->op->views[1];
+    const struct view *ids = &task->op->views[2], *scores = &task->op->views[3];
+    const struct view *matrices = down_matrices(task), *y = &matrices[2];
+    bool sorted = down_is_sorted(task);
+    struct routing routing = {ids, sorted ? int_row(&task->op->views[4], 0) : NULL,
+                              sorted ? int_row(&task->op->views[5], 0) : NULL};
+    struct operand_rows routed_input = rows_for(task, &matrices[0], routed, task->shared);
+    struct operand_rows shared_input =
+        rows_for(task, &matrices[1], shared, (const char *)task->shared + prepared_bytes(task, routed));
+    size_t pairs = routed->rows, chosen = ids->columns, hidden = y->columns;
+    void *panel = task->workspace;
+    float *products = (float *)((char *)task->workspace + PANEL_BYTES); /* [pairs, PANEL_ROWS] as sorted */
+    float *from_shared = products + pairs * PANEL_ROWS;                 /* [T, PANEL_ROWS] */
+    uint32_t *index = (uint32_t *)(from_shared + y->rows * PANEL_ROWS), *position_of = index + pairs;
+    memset(position_of, 0, pairs * sizeof *position_of);
+    for (size_t position = 0; position < pairs; position++) {
+        index[position] = (uint32_t)pair_at(&routing, position);
+        position_of[index[position]] = (uint32_t)position;
+    }
+    for (size_t unit = begin; unit < end; unit++) {
+        size_t column = unit * PANEL_ROWS, rows = least(hidden - column, PANEL_ROWS);
+        for (size_t g = 0; g < group_count(task, sorted); g++) {
+            struct group group = group_at(&routing, g);
+            if (group.count > 0)
+                multiply(task, &matrices[0], group.expert * hidden + column, rows, &routed_input,
+                         index + group.first, group.count, products + group.first * PANEL_ROWS, panel);
+        }
+        multiply(task, &matrices[1], column, rows, &shared_input, NULL, y->rows, from_shared, panel);
+        for (size_t t = 0; t < y->rows; t++) {
+            const float *weights = float_row(scores, t);
+            float sums[PANEL_ROWS] = {0};
+            for (size_t k = 0; k < chosen; k++) {
+                const float *product = products + position_of[t * chosen + k] * (size_t)PANEL_ROWS;
+                for (size_t r = 0; r < PANEL_ROWS; r++)
+                    sums[r] += weights[k] * product[r];
+            }
+            float *out = float_row(y, t) + column;
+            for (size_t r = 0; r < rows; r++)
+                out[r] += sums[r] + weights[chosen] * from_shared[t * PANEL_ROWS + r];
+        }
+    }
+}
+
+const struct cpu_op cpu_expert_down = {
+    .units = down_units,
+    .run = down_run,
+    .prepare_units = down_prepare_units,
+    .prepare = down_prepare,
+    .shared_bytes = down_shared,
+    .workspace_bytes = down_workspace,
+};
