@@ -271,6 +271,12 @@ def test_logprobs(client):
     assert all(token.logprob <= 0 for token in content)
 
 
+def test_logprobs_of_text_that_was_held_back(client):
+    """The reply's end could have been a stop's beginning: its tokens are there, and the end token is not."""
+    reply = create(client, logprobs=True, stop="17 + 25 = 42 never")
+    assert "".join(token.token for token in reply.choices[0].logprobs.content) == reply.choices[0].message.content == "17 + 25 = 42"
+
+
 def test_logprobs_of_a_stream_are_those_of_the_whole(client):
     whole = create(client, logprobs=True, top_logprobs=2).choices[0].logprobs.content
     streamed = []

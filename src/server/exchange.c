@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "base/system.h"
+#include "engine/engine.h"
 #include "server/openai_json.h"
 
 #define MAX_WARNINGS 16
@@ -180,7 +181,8 @@ bool exchange_start(struct exchange *exchange, struct buffer *out) {
 
 bool exchange_token(struct exchange *exchange, const struct calla_token_event *token, struct buffer *out) {
     (void)out;
-    return token_log_add(&exchange->log, token);
+    /* An end token has no text; the next that is said may have been held back as the start of a stop. */
+    return model_is_end_token(exchange->model, token->token) || token_log_add(&exchange->log, token);
 }
 
 bool exchange_event(struct exchange *exchange, const struct calla_event *event, struct buffer *out) {
