@@ -212,6 +212,25 @@ def test_a_short_request_passes_a_long_prompt(server):
     assert done["short"] < done["long"]
 
 
+def test_more_requests_at_once_than_connections(binary, model):
+    """The first ones are answered; those beyond the limit are closed, and may try again."""
+    body = json.dumps({**HELLO, "max_tokens": 1}).encode()
+    request = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    with Server(binary, "-m", model, "--max-connections", "20", "--queue", "64") as server:
+        connections = []
+        for _ in range(30):
+            connections.append(server.socket())
+            connections[-1].sendall(request)
+        answered = 0
+        for connection in connections:
+            try:
+                answered += connection.recv(100).startswith(b"HTTP/1.1 200")
+            except ConnectionResetError:
+                pass
+            connection.close()
+        assert 18 <= answered <= 30 and server.get("/health")[0] == 200
+
+
 # Slow ones
 
 

@@ -84,14 +84,20 @@ static void tell_late(struct connection *connection) {
     buffer_free(&response);
 }
 
+/* Whether bytes have come that its thread has not got round to reading: the request may well be whole. */
+static bool has_unread(const struct connection *connection) {
+    char byte;
+    return recv(connection->descriptor, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
+}
+
 /* How little is lost when it goes: between two requests first, then those whose request is not complete; one
- * that waits for its answer stays. */
+ * that waits for its answer, or to be heard, stays. */
 static int worth(const struct connection *connection) {
     switch (connection->state) {
     case CONNECTION_RESTING:
-        return 0;
+        return has_unread(connection) ? 3 : 0;
     case CONNECTION_NEW:
-        return 1;
+        return has_unread(connection) ? 3 : 1;
     case CONNECTION_RECEIVING:
         return 2;
     case CONNECTION_WAITING:
