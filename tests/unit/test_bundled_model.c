@@ -19,7 +19,7 @@ struct sums {
 static double log_probability(const float *logits, uint32_t vocabulary, uint32_t id) {
     double largest = -INFINITY, total = 0;
     for (uint32_t i = 0; i < vocabulary; i++)
-        largest = fmax(largest, logits[i]);
+        largest = logits[i] > largest ? logits[i] : largest;
     for (uint32_t i = 0; i < vocabulary; i++)
         total += exp(logits[i] - largest);
     return logits[id] - largest - log(total);

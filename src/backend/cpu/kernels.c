@@ -3,6 +3,12 @@
 
 #include <stdio.h>
 
+#if defined(CALLA_KERNELS_NEON_I8MM) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(CALLA_KERNELS_NEON_I8MM) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
+
 static bool always(void) {
     return true;
 }
@@ -33,6 +39,30 @@ static bool has_avx512_bf16(void) {
 }
 #endif
 
+#if defined(CALLA_KERNELS_NEON_I8MM) && defined(__linux__)
+/* The bits of the auxiliary vector, which older headers do not name: dot products, i8mm and bf16. */
+static bool has_neon_i8mm(void) {
+    unsigned long dot_products = 1ul << 20, matrices = 1ul << 13, bf16 = 1ul << 14;
+    return (getauxval(AT_HWCAP) & dot_products) != 0 && (getauxval(AT_HWCAP2) & matrices) != 0 &&
+           (getauxval(AT_HWCAP2) & bf16) != 0;
+}
+#elif defined(CALLA_KERNELS_NEON_I8MM) && defined(__APPLE__)
+static bool has_feature(const char *name) {
+    int value = 0;
+    size_t size = sizeof value;
+    return sysctlbyname(name, &value, &size, NULL, 0) == 0 && value != 0;
+}
+
+static bool has_neon_i8mm(void) {
+    return has_feature("hw.optional.arm.FEAT_DotProd") && has_feature("hw.optional.arm.FEAT_I8MM") &&
+           has_feature("hw.optional.arm.FEAT_BF16");
+}
+#elif defined(CALLA_KERNELS_NEON_I8MM)
+static bool has_neon_i8mm(void) {
+    return false; /* no way to ask is known */
+}
+#endif
+
 static const struct kernels all[] = {
 #ifdef CALLA_KERNELS_AVX512_BF16
     {INSTRUCTIONS_AVX512_BF16, "avx512_bf16", has_avx512_bf16, &avx512_bf16_matrix_kernels,
@@ -49,6 +79,14 @@ static const struct kernels all[] = {
 #ifdef CALLA_KERNELS_AVX2
     {INSTRUCTIONS_AVX2, "avx2", has_avx2, &avx2_matrix_kernels, &avx2_vector_kernels,
      &avx2_attention_kernels},
+#endif
+#ifdef CALLA_KERNELS_NEON_I8MM
+    {INSTRUCTIONS_NEON_I8MM, "neon_i8mm", has_neon_i8mm, &neon_i8mm_matrix_kernels, &portable_vector_kernels,
+     &portable_attention_kernels},
+#endif
+#ifdef CALLA_KERNELS_NEON
+    {INSTRUCTIONS_NEON, "neon", always, &neon_matrix_kernels, &portable_vector_kernels,
+     &portable_attention_kernels},
 #endif
     {INSTRUCTIONS_PORTABLE, "portable", always, &portable_matrix_kernels, &portable_vector_kernels,
      &portable_attention_kernels},

@@ -80,7 +80,7 @@ struct matrix_kernels {
 };
 
 extern const struct matrix_kernels portable_matrix_kernels, avx2_matrix_kernels, avx512_matrix_kernels,
-    avx512_vnni_matrix_kernels, avx512_bf16_matrix_kernels;
+    avx512_vnni_matrix_kernels, avx512_bf16_matrix_kernels, neon_matrix_kernels, neon_i8mm_matrix_kernels;
 
 /* The kernels of an instruction set. */
 struct kernels {
