@@ -153,6 +153,12 @@ bool calla_session_read(struct calla_session *session, const int32_t *tokens, si
  * read, or 0. */
 size_t calla_session_common(const struct calla_session *session, const int32_t *tokens, size_t count);
 
+/* For measurements of speed: makes the session look as if it had read these tokens without computing. The
+ * recurrent state and the KV cache of every position get random values of plausible size, always the same for
+ * a seed, so that what follows costs what it would cost after a real prompt; what it says means nothing. */
+bool calla_session_fill(struct calla_session *session, const int32_t *tokens, size_t count, uint64_t seed,
+                        struct calla_error *error);
+
 /* Logits after the last token read: float32 [vocabulary], padding rows included; valid until the session's
  * next call. */
 const float *calla_session_logits(struct calla_session *session, struct calla_error *error);

@@ -32,7 +32,7 @@ LIBRARIES = {
 # C17, POSIX, what Linux and macOS add, and the vector instructions of the two processors.
 SYSTEM = re.compile(
     r"(assert|complex|ctype|dirent|errno|fcntl|fenv|float|getopt|glob|inttypes|langinfo|libgen|limits|locale|math|poll"
-    r"|pthread|sched|setjmp|signal|stdalign|stdarg|stdatomic|stdbool|stddef|stdint|stdio|stdlib|stdnoreturn|string"
+    r"|pthread|sched|setjmp|signal|spawn|stdalign|stdarg|stdatomic|stdbool|stddef|stdint|stdio|stdlib|stdnoreturn|string"
     r"|strings|termios|time|unistd|wchar|wctype|immintrin|cpuid|arm_neon|netdb)\.h|(sys|mach|mach-o|arpa|netinet)/\w+\.h"
 )
 

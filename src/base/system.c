@@ -1,7 +1,11 @@
 #include "base/system.h"
 
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/utsname.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -36,6 +40,99 @@ uint64_t system_memory(void) {
 #endif
     uint64_t limit = container_limit();
     return limit > 0 && limit < bytes ? limit : bytes;
+}
+
+#if !defined(__APPLE__)
+/* The value of the first line "KEY : VALUE" of /proc/cpuinfo; false without one. */
+static bool processor_field(const char *key, char *value, size_t size) {
+    FILE *file = fopen("/proc/cpuinfo", "r");
+    char line[512];
+    bool found = false;
+    while (file != NULL && !found && fgets(line, sizeof line, file) != NULL) {
+        char *colon = strchr(line, ':');
+        if (colon == NULL || strncmp(line, key, strlen(key)) != 0)
+            continue;
+        colon += 1 + strspn(colon + 1, " \t");
+        colon[strcspn(colon, "\n")] = 0;
+        snprintf(value, size, "%s", colon);
+        found = *colon != 0;
+    }
+    if (file != NULL)
+        fclose(file);
+    return found;
+}
+#endif
+
+void system_processor(char *name, size_t size) {
+#if defined(__APPLE__)
+    size_t length = size;
+    if (sysctlbyname("machdep.cpu.brand_string", name, &length, NULL, 0) == 0)
+        return;
+#else
+    if (processor_field("model name", name, size) || processor_field("Model", name, size))
+        return;
+#endif
+    struct utsname system;
+    snprintf(name, size, "%s", uname(&system) == 0 ? system.machine : "unknown processor");
+}
+
+void system_name(char *name, size_t size) {
+    struct utsname system;
+    bool known = uname(&system) == 0;
+#if defined(__APPLE__)
+    char version[64];
+    size_t length = sizeof version;
+    if (sysctlbyname("kern.osproductversion", version, &length, NULL, 0) == 0) {
+        snprintf(name, size, "macOS %s", version);
+        return;
+    }
+#endif
+    if (known)
+        snprintf(name, size, "%s %s", system.sysname, system.release);
+    else
+        snprintf(name, size, "unknown system");
+}
+
+int system_processors(void) {
+    long count = sysconf(_SC_NPROCESSORS_ONLN);
+    return count < 1 ? 1 : (int)count;
+}
+
+int system_cores(void) {
+    int processors = system_processors();
+#if defined(__APPLE__)
+    int cores = 0;
+    size_t length = sizeof cores;
+    if (sysctlbyname("hw.physicalcpu", &cores, &length, NULL, 0) == 0 && cores > 0)
+        return cores;
+    return processors;
+#else
+    /* Every core counts once: at the first of the processors that share it. */
+    int cores = 0;
+    for (int i = 0; i < processors; i++) {
+        char path[96];
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", i);
+        FILE *file = fopen(path, "r");
+        int first = i;
+        if (file != NULL && fscanf(file, "%d", &first) != 1)
+            first = i;
+        if (file != NULL)
+            fclose(file);
+        cores += first == i;
+    }
+    return cores > 0 ? cores : processors;
+#endif
+}
+
+uint64_t system_peak_resident(void) {
+    struct rusage usage;
+    if (getrusage(RUSAGE_SELF, &usage) != 0 || usage.ru_maxrss < 0)
+        return 0;
+#if defined(__APPLE__)
+    return (uint64_t)usage.ru_maxrss;
+#else
+    return (uint64_t)usage.ru_maxrss * 1024;
+#endif
 }
 
 double system_seconds(void) {

@@ -2,10 +2,24 @@
 #ifndef CALLA_BASE_SYSTEM_H
 #define CALLA_BASE_SYSTEM_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 /* Bytes of physical memory; 0 if unknown. A container's limit counts where Linux tells it (cgroup v2). */
 uint64_t system_memory(void);
+
+/* The processor's name as it tells it itself ("Apple M2 Max"), or its architecture. */
+void system_processor(char *name, size_t size);
+
+/* Name and version of the system ("Linux 6.1.0"). */
+void system_name(char *name, size_t size);
+
+/* Processors that programs may run on, and the physical cores that they belong to; 1 if unknown. */
+int system_processors(void);
+int system_cores(void);
+
+/* Bytes of memory that this process has had resident at most, files that it has mapped included. */
+uint64_t system_peak_resident(void);
 
 /* Seconds of a clock that only moves forward. */
 double system_seconds(void);

@@ -8,6 +8,7 @@ int command_chat(int argc, char **argv);
 int command_serve(int argc, char **argv);
 int command_info(int argc, char **argv);
 int command_plan(int argc, char **argv);
+int command_bench(int argc, char **argv);
 int command_eval(int argc, char **argv);
 int command_synth(int argc, char **argv);
 int command_tokenize(int argc, char **argv);

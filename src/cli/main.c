@@ -23,6 +23,7 @@ static const struct command commands[] = {
     {"serve", command_serve, "serve the model over HTTP, as the OpenAI API does"},
     {"info", command_info, "what the model is, what it needs, whether it fits here"},
     {"plan", command_plan, "ops, bytes and least time of a step or a chunk"},
+    {"bench", command_bench, "measure speed and memory on this machine"},
     {"eval", command_eval, "perplexity of a text; comparison of logits"},
     {"synth", command_synth, "write a checkpoint with random weights"},
     {"tokenize", command_tokenize, "text to token ids"},

@@ -47,6 +47,7 @@ struct choice {
     const struct named_value *names; /* CHOICE_NAME; the field is a uint32_t or an enum of its size */
     uint32_t least, most;            /* CHOICE_NUMBER */
     bool power_of_two;
+    uint32_t off; /* CHOICE_NUMBER: the value that switches it off, 0 for none */
 };
 
 _Static_assert(sizeof(enum dtype) == sizeof(uint32_t) && sizeof(enum matrix_operands) == sizeof(uint32_t) &&
@@ -72,7 +73,8 @@ static const struct choice choices[] = {
     {FIELD(fuse_projections), .kind = CHOICE_SWITCH, .backends = EVERY},
     {FIELD(kv_coalesced), .kind = CHOICE_SWITCH, .backends = GPU},
     {FIELD(gqa_pack), .kind = CHOICE_NUMBER, .backends = GPU, .least = 1, .most = 4, .power_of_two = true},
-    {FIELD(attention_split), .kind = CHOICE_NUMBER, .backends = GPU, .least = 0, .most = 1u << 30},
+    {FIELD(attention_split), .kind = CHOICE_NUMBER, .backends = GPU, .least = 0, .most = 1u << 30,
+     .off = 1u << 30},
     {FIELD(speculate), .kind = CHOICE_SWITCH, .backends = EVERY},
     {FIELD(kv_dtype), .kind = CHOICE_NAME, .backends = EVERY, .names = kv_names},
     {FIELD(matrix_operands), .kind = CHOICE_NAME, .backends = CPU, .names = operand_names},
@@ -245,4 +247,44 @@ bool policy_describe(const struct policy *policy, const char *backend, size_t in
             if (named->value == number)
                 snprintf(value, 32, "%s", named->name);
     return true;
+}
+
+bool policy_alternative(const struct policy *policy, const char *backend, size_t index, size_t nth,
+                        char value[32]) {
+    if (index >= CHOICE_COUNT || (choices[index].backends & backend_bit(backend)) == 0)
+        return false;
+    const struct choice *choice = &choices[index];
+    const char *field = (const char *)policy + choice->offset;
+    if (choice->kind == CHOICE_SWITCH) {
+        bool on;
+        memcpy(&on, field, sizeof on);
+        snprintf(value, 32, "%s", on ? "off" : "on");
+        return nth == 0;
+    }
+    uint32_t current, found = 0, least = choice->least, most = choice->most;
+    memcpy(&current, field, sizeof current);
+    if (choice->kind == CHOICE_NAME) {
+        for (const struct named_value *named = choice->names; named->name != NULL; named++)
+            if (named->value != current && found++ == nth) {
+                snprintf(value, 32, "%s", named->name);
+                return true;
+            }
+        return false;
+    }
+    if (choice->power_of_two) {
+        for (uint64_t number = 1; number <= most; number *= 2)
+            if (number >= least && number != current && found++ == nth) {
+                snprintf(value, 32, "%u", (uint32_t)number);
+                return true;
+            }
+        return false;
+    }
+    const uint64_t numbers[] = {current / 2, 2 * (uint64_t)current, choice->off};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        if (numbers[i] > 0 && numbers[i] >= least && numbers[i] <= most && numbers[i] != current &&
+            found++ == nth) {
+            snprintf(value, 32, "%u", (uint32_t)numbers[i]);
+            return true;
+        }
+    return false;
 }

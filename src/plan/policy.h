@@ -57,4 +57,11 @@ bool policy_set(struct policy *policy, const char *backend, const char *assignme
 bool policy_describe(const struct policy *policy, const char *backend, size_t index, const char **name,
                      char value[32], bool *applies);
 
+/* What choice `index` may be set to instead, to see what it is worth: the other position of a switch, every
+ * other name or power of two, half and double of another number, and the number that switches it off. `nth`
+ * counts them; false past the last, and for a choice that means nothing on `backend`. policy_set may still
+ * refuse one that is not built. */
+bool policy_alternative(const struct policy *policy, const char *backend, size_t index, size_t nth,
+                        char value[32]);
+
 #endif
