@@ -12,7 +12,7 @@ import pytest
 from conftest import environment
 from terminal import Terminal
 
-COMMANDS = ["run", "chat", "info", "plan", "eval", "synth", "tokenize", "detokenize", "template"]
+COMMANDS = ["run", "chat", "info", "plan", "bench", "eval", "synth", "tokenize", "detokenize", "template"]
 GREEDY = ["--temperature", "0", "--max-tokens", "24"]
 
 

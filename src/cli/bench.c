@@ -147,10 +147,13 @@ static bool run_bench(struct bench *bench, struct bench_outputs *outputs, struct
     bench->complete = bench->ablation_count > 0 ? bench_ablate(bench, error) : bench_measure(bench, error);
     bench->peak_resident = system_peak_resident();
     bench_peer_close(bench);
+    bool worth_printing = bench->complete || anything_measured(bench);
+    if (!bench->complete && error->status == CALLA_CANCELLED)
+        error_set(error, CALLA_CANCELLED, "The measurements were stopped%s.",
+                  worth_printing ? "; the report has what was measured until then" : "");
     /* An error of the measuring outlives one of the printing. */
     struct calla_error later = {0};
-    bool printed =
-        !anything_measured(bench) || (find_limits(bench, &later) && print_results(bench, outputs, &later));
+    bool printed = !worth_printing || (find_limits(bench, &later) && print_results(bench, outputs, &later));
     if (bench->complete && !printed)
         *error = later;
     return bench->complete && printed;

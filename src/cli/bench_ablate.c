@@ -114,7 +114,6 @@ static bool compare(struct bench *bench, struct bench_contestant *base, struct b
     for (uint64_t i = 0; ok && ablation->reason[0] == 0 && i < bench->repeat; i++) {
         progress_line_draw(&bench->line, what, i, bench->repeat);
         ok = take_turn(bench, base, false, keep, lengths, ablation->figures, error);
-        base->flags.quiet = true;
         struct calla_error refusal = {0};
         if (ok && !take_turn(bench, &other, true, keep, lengths, ablation->figures, &refusal)) {
             *error = refusal;
@@ -132,7 +131,9 @@ bool bench_ablate(struct bench *bench, struct calla_error *error) {
     if (!lengths_merge(&lengths, &bench->lengths[BENCH_DECODE]))
         return error_set(error, CALLA_BAD_INPUT, "--prefill and --decode together name more than %d lengths.",
                          BENCH_MOST_LENGTHS);
-    bool keep = bench->weights.bytes <= system_memory() * 3 / 8, ok = true;
+    bool keep = bench->weights.bytes <= system_memory() * 3 / 8;
+    bool ok = bench_contestant_open(bench, &base, error);
+    base.flags.quiet = true; /* what there is to say has been said */
     progress_line_start(&bench->line, bench->model.quiet);
     for (size_t i = 0; ok && i < bench->ablation_count; i++) {
         struct bench_ablation *ablation = &bench->ablations[i];

@@ -6,6 +6,12 @@
 #include "cli/bench.h"
 #include "cli/processor.h"
 
+#ifdef __clang__
+#define COMPILER __VERSION__
+#else
+#define COMPILER "gcc " __VERSION__
+#endif
+
 /* Text from outside, such as a path, need not be UTF-8. */
 static json_t *text_or_null(const char *text) {
     json_t *string = json_string(text);
@@ -155,7 +161,7 @@ json_t *bench_report(const struct bench *bench) {
                                                          : "unknown");
     return json_pack(
         "{s:{s:s, s:s}, s:s, s:o, s:o, s:s, s:i, s:o, s:o, s:o, s:o, s:f, s:I, s:b, s:o, s:o, s:o, s:o}",
-        "calla", "version", CALLA_VERSION, "compiler", __VERSION__, "date", date, "machine", machine_json(),
+        "calla", "version", CALLA_VERSION, "compiler", COMPILER, "date", date, "machine", machine_json(),
         "model", model, "backend", bench->class->name, "threads", bench->info.threads, "policy",
         policy_json(bench), "method", method, "bandwidth", bandwidth, "flops_per_second",
         known_or_null(bench->rate), "ready_seconds", bench->ready_seconds, "peak_resident_bytes",

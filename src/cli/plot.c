@@ -31,7 +31,7 @@ static const char style_sheet[] =
     ".title { font-size: 20px; font-weight: 600; }\n"
     ".panel { font-size: 15px; font-weight: 600; }\n"
     ".soft { fill: #656d76; }\n"
-    ".label { font-size: 11px; }\n"
+    ".label { font-size: 11px; stroke: #ffffff; stroke-width: 3; paint-order: stroke; }\n"
     ".grid { stroke: #d8dee4; stroke-width: 1; }\n"
     ".line { fill: none; stroke-width: 2.5; stroke-linejoin: round; stroke-linecap: round; }\n"
     ".bar { stroke-width: 1.5; }\n"
@@ -183,8 +183,8 @@ static void draw_series(struct buffer *out, const struct frame *frame, const str
                  : point->value >= 9.995 ? "%.1f"
                                          : "%.2f",
                  point->value);
-        put_text(out, x, series->style == PLOT_FIRST ? y - 10 : y + 18,
-                 "class=\"label\" text-anchor=\"middle\"", text);
+        bool above = series->style == PLOT_FIRST || y + 24 > frame->bottom;
+        put_text(out, x, above ? y - 10 : y + 18, "class=\"label\" text-anchor=\"middle\"", text);
     }
 }
 

@@ -118,12 +118,61 @@ static void descriptions_and_assignments_agree(void **state) {
     }
 }
 
+/* Every choice that means something has another value, which is not the one it has and which can be set. */
+static void alternatives_can_be_set(void **state) {
+    (void)state;
+    for (size_t b = 0; b < 4; b++) {
+        struct policy policy;
+        policy_defaults(&policy, backends[b]);
+        const char *name;
+        char value[32], other[32], assignment[96];
+        bool applies;
+        for (size_t i = 0; policy_describe(&policy, backends[b], i, &name, value, &applies); i++) {
+            size_t count = 0;
+            for (; policy_alternative(&policy, backends[b], i, count, other); count++) {
+                assert_string_not_equal(value, other);
+                snprintf(assignment, sizeof assignment, "%s=%s", name, other);
+                struct policy changed = policy;
+                struct calla_error error;
+                bool set = policy_set(&changed, backends[b], assignment, &error);
+                assert_true(set == (strcmp(name, "speculate") != 0));
+            }
+            assert_true(applies ? count >= 1 && count <= 8 : count == 0);
+        }
+        assert_false(policy_alternative(&policy, backends[b], 1000, 0, other));
+    }
+}
+
+static void expect_alternatives(const char *backend, const char *wanted, const char *expected) {
+    struct policy policy;
+    policy_defaults(&policy, backend);
+    const char *name;
+    char value[32], other[32], list[128] = "";
+    bool applies;
+    for (size_t i = 0; policy_describe(&policy, backend, i, &name, value, &applies); i++)
+        for (size_t nth = 0; strcmp(name, wanted) == 0 && policy_alternative(&policy, backend, i, nth, other);
+             nth++) {
+            strcat(list, nth > 0 ? " " : "");
+            strcat(list, other);
+        }
+    assert_string_equal(list, expected);
+}
+
+static void alternatives_of_each_kind(void **state) {
+    (void)state;
+    expect_alternatives("cpu", "concurrent", "off");
+    expect_alternatives("reference", "concurrent", "on");
+    expect_alternatives("metal", "delta_scan", "block");
+    expect_alternatives("metal", "gqa_pack", "1 2");
+    expect_alternatives("metal", "attention_split", "16384 65536 1073741824");
+    expect_alternatives("cpu", "attention_split", "");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(defaults_of_the_backends),
-        cmocka_unit_test(values_are_parsed),
-        cmocka_unit_test(what_is_wrong_is_refused),
-        cmocka_unit_test(descriptions_and_assignments_agree),
+        cmocka_unit_test(defaults_of_the_backends), cmocka_unit_test(values_are_parsed),
+        cmocka_unit_test(what_is_wrong_is_refused), cmocka_unit_test(descriptions_and_assignments_agree),
+        cmocka_unit_test(alternatives_can_be_set),  cmocka_unit_test(alternatives_of_each_kind),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
