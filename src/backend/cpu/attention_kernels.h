@@ -24,14 +24,15 @@ struct attention_rows {
     size_t column, size;  /* of the KV head in the cache: first column, and D */
 };
 
-/* What a span gives a row: largest score, sum of weights, and weights times values [size] after them. */
+/* What a span gives a row: largest score, sum of weights, and weights times values [size] in an order of the
+ * kernels' own. */
 #define PARTIAL_LARGEST 0
 #define PARTIAL_TOTAL 1
 #define PARTIAL_VALUES 16
 
 /* Floats from the partial result of one row to the next. */
 static inline size_t attention_partial_floats(size_t size) {
-    return PARTIAL_VALUES + (size + 15) / 16 * 16;
+    return PARTIAL_VALUES + (size + 31) / 32 * 32;
 }
 
 struct attention_kernels {
@@ -47,8 +48,6 @@ struct attention_kernels {
     void (*combine)(const float *partial, size_t stride, size_t spans, size_t size, const float *gate,
                     float *y, void *workspace);
 
-    /* y[size] = x / sqrt(mean(x^2) + epsilon) * weight; y may be x */
-    void (*norm)(const float *x, const float *weight, size_t size, float epsilon, float *y);
     /* Turns the pairs (x[j], x[j + half]), j < half: by the angles of these cosines and sines. */
     void (*rotate)(float *x, const float *cosines, const float *sines, size_t half);
     /* bfloat16, rounded to nearest even. */

@@ -38,11 +38,6 @@ static void angles_of(const struct heads_workspace *w, const struct op_constants
     }
 }
 
-static void read_vector(const struct view *vector, float *out) {
-    for (size_t i = 0; i < vector->columns; i++)
-        out[i] = float_load(vector->bytes, vector->dtype, i);
-}
-
 /* values[count] into elements column .. of a row of the cache, rounded to its type. */
 static void cache_write(const struct cpu_task *task, const struct view *cache, size_t row, size_t column,
                         const float *values, size_t count) {
@@ -96,19 +91,20 @@ static void qk_prep_run(const struct cpu_task *task, size_t begin, size_t end) {
     const struct view *views = task->op->views;
     const struct attention_kernels *kernels = task->kernels->attention;
     struct heads_workspace w = heads_workspace(task);
-    read_vector(&views[4], w.q_norm);
-    read_vector(&views[5], w.k_norm);
+    weight_vector(&views[4], w.q_norm);
+    weight_vector(&views[5], w.k_norm);
     for (size_t t = begin; t < end; t++) {
         size_t position = position_of(task) + t;
         angles_of(&w, c, position);
         for (size_t row = t * c->heads; row < (t + 1) * c->heads; row++) {
             float *y = float_row(&views[6], row);
-            kernels->norm(float_row(&views[1], row), w.q_norm, c->head_size, c->epsilon, y);
+            task->kernels->vector->rms_norm(float_row(&views[1], row), w.q_norm, c->epsilon, y, c->head_size);
             kernels->rotate(y, w.cosines, w.sines, c->rotary_size / 2);
         }
         for (size_t head = 0; head < c->kv_heads; head++) {
             size_t column = head * c->head_size;
-            kernels->norm(float_row(&views[2], t) + column, w.k_norm, c->head_size, c->epsilon, w.key);
+            task->kernels->vector->rms_norm(float_row(&views[2], t) + column, w.k_norm, c->epsilon, w.key,
+                                            c->head_size);
             kernels->rotate(w.key, w.cosines, w.sines, c->rotary_size / 2);
             cache_write(task, &views[7], position, column, w.key, c->head_size);
         }

@@ -9,7 +9,7 @@
 #define ATTENTION_KERNELS                                                                                    \
     {                                                                                                        \
         .workspace_bytes = attention_workspace_bytes, .attend = attend, .attend_span = attend_span,          \
-        .combine = combine, .norm = head_norm, .rotate = rotate, .store_bf16 = store_bf16                    \
+        .combine = combine, .rotate = rotate, .store_bf16 = store_bf16                                       \
     }
 
 #endif
