@@ -22,6 +22,11 @@ static const struct cpu_op *const with_kernels[OP_KIND_COUNT] = {
     [OP_EXPERT_LINEAR] = &cpu_expert_linear,
     [OP_EXPERT_GATE_UP] = &cpu_expert_gate_up,
     [OP_EXPERT_DOWN] = &cpu_expert_down,
+    [OP_HEAD_NORM] = &cpu_rms_norm,
+    [OP_ROPE] = &cpu_rope,
+    [OP_KV_WRITE] = &cpu_kv_write,
+    [OP_QK_PREP] = &cpu_qk_prep,
+    [OP_ATTENTION] = &cpu_attention,
 };
 
 struct cpu_op cpu_op_of(enum op_kind kind) {
