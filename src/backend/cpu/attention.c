@@ -32,8 +32,9 @@ static size_t block_tokens_of(const struct cpu_task *task) {
     return tokens < 1 ? 1 : tokens < largest ? tokens : largest;
 }
 
-/* The rows of KV head `head` from a token on. */
-static struct attention_rows rows_of(const struct cpu_task *task, size_t head, size_t token, size_t tokens) {
+/* The rows of `kv_heads` KV heads from one and a token on. */
+static struct attention_rows rows_of(const struct cpu_task *task, size_t kv_head, size_t kv_heads,
+                                     size_t token, size_t tokens) {
     const struct op_constants *c = &task->op->op.constants;
     const struct view *views = task->op->views;
     return (struct attention_rows){.q = &views[1],
@@ -41,12 +42,13 @@ static struct attention_rows rows_of(const struct cpu_task *task, size_t head, s
                                    .keys = &views[3],
                                    .values = &views[4],
                                    .y = &views[5],
-                                   .row = token * c->heads + head * group_of(task),
+                                   .row = token * c->heads + kv_head * group_of(task),
                                    .heads = c->heads,
                                    .tokens = tokens,
+                                   .kv_heads = kv_heads,
                                    .group = group_of(task),
                                    .position = position_of(task) + token,
-                                   .column = head * c->head_size,
+                                   .column = kv_head * c->head_size,
                                    .size = c->head_size};
 }
 
@@ -54,8 +56,16 @@ static size_t spans_of(size_t positions) {
     return (positions + ATTENTION_SPAN - 1) / ATTENTION_SPAN;
 }
 
+/* KV heads in a unit of a single row: all, so that the cache is read as it lies, but one while spans are few.
+ */
+static size_t span_kv_heads(const struct cpu_task *task) {
+    return spans_of(position_of(task) + 1) < UNITS ? 1 : task->op->op.constants.kv_heads;
+}
+
 static size_t span_units(const struct cpu_task *task) {
-    return one_token(task) ? spans_of(position_of(task) + 1) * task->op->op.constants.kv_heads : 0;
+    return one_token(task)
+               ? spans_of(position_of(task) + 1) * task->op->op.constants.kv_heads / span_kv_heads(task)
+               : 0;
 }
 
 /* The partial result of a head of a single row: [spans][heads] in the op's shared memory. */
@@ -64,13 +74,14 @@ static float *partial_of(const struct cpu_task *task, size_t span, size_t head) 
                                        attention_partial_floats(task->op->op.constants.head_size);
 }
 
-/* Unit: a KV head over a span. */
+/* Unit: a span in one KV head or in all. */
 static void attend_spans(const struct cpu_task *task, size_t begin, size_t end) {
-    size_t kv_heads = task->op->op.constants.kv_heads, positions = position_of(task) + 1;
+    size_t kv_heads = span_kv_heads(task), positions = position_of(task) + 1;
+    size_t parts = task->op->op.constants.kv_heads / kv_heads;
     for (size_t unit = begin; unit < end; unit++) {
-        size_t span = unit / kv_heads, head = unit % kv_heads;
+        size_t span = unit / parts, head = unit % parts;
         size_t first = span * ATTENTION_SPAN, last = first + ATTENTION_SPAN;
-        struct attention_rows rows = rows_of(task, head, 0, 1);
+        struct attention_rows rows = rows_of(task, head, kv_heads, 0, 1);
         task->kernels->attention->attend_span(&rows, first, last < positions ? last : positions,
                                               partial_of(task, span, head * rows.group), task->workspace);
     }
@@ -98,7 +109,8 @@ static void attention_run(const struct cpu_task *task, size_t begin, size_t end)
     size_t blocks = (count + tokens - 1) / tokens;
     for (size_t unit = begin; unit < end; unit++) {
         size_t first = (blocks - 1 - unit / c->kv_heads) * tokens, left = count - first;
-        struct attention_rows rows = rows_of(task, unit % c->kv_heads, first, left < tokens ? left : tokens);
+        struct attention_rows rows =
+            rows_of(task, unit % c->kv_heads, 1, first, left < tokens ? left : tokens);
         task->kernels->attention->attend(&rows, task->workspace);
     }
 }
@@ -111,8 +123,9 @@ static size_t attention_shared(const struct cpu_task *task) {
 }
 
 static size_t attention_workspace(const struct cpu_task *task) {
-    return task->kernels->attention->workspace_bytes(block_tokens_of(task) * group_of(task),
-                                                     task->op->op.constants.head_size);
+    const struct op_constants *c = &task->op->op.constants;
+    return task->kernels->attention->workspace_bytes(block_tokens_of(task) * group_of(task), c->head_size,
+                                                     one_token(task) ? c->kv_heads : 1);
 }
 
 const struct cpu_op cpu_attention = {.units = attention_units,

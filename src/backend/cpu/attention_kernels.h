@@ -14,14 +14,15 @@
 #define ATTENTION_BLOCK 64
 #define ATTENTION_SPAN 512
 
-/* Neighbouring rows of queries that share a KV head: `tokens` of them, each with `group` heads side by side.
- * Rows of q, gate and y: row + t * heads + h for head h of the group of token t. */
+/* Neighbouring rows of queries: `tokens` of them, each with the `group` heads of one KV head, or those of
+ * `kv_heads` neighbouring ones. Head h of the i-th KV head of token t is row + t * heads + i * group + h of
+ * q, gate and y. */
 struct attention_rows {
     const struct view *q, *gate, *keys, *values, *y;
-    size_t row, heads;    /* first row; rows from token to token */
-    size_t tokens, group; /* rows of the block: tokens * group */
-    size_t position;      /* of the first token */
-    size_t column, size;  /* of the KV head in the cache: first column, and D */
+    size_t row, heads; /* first row; rows from token to token */
+    size_t tokens, kv_heads, group;
+    size_t position;     /* of the first token */
+    size_t column, size; /* of the first KV head in the cache: first column, and D */
 };
 
 /* What a span gives a row: largest score, sum of weights, and weights times values [size] in an order of the
@@ -36,12 +37,12 @@ static inline size_t attention_partial_floats(size_t size) {
 }
 
 struct attention_kernels {
-    /* Of the functions that take one, for up to `rows` rows of D = size. */
-    size_t (*workspace_bytes)(size_t rows, size_t size);
-    /* y of the rows; `workspace` is 64-byte aligned. */
+    /* Of attend and attend_span, for tokens * group = `rows` rows of D = size. */
+    size_t (*workspace_bytes)(size_t rows, size_t size, size_t kv_heads);
+    /* y of the rows. `workspace` is 64-byte aligned. */
     void (*attend)(const struct attention_rows *rows, void *workspace);
-    /* The partial results of the rows of one token over the positions from `begin` to `end` of one span:
-     * that of head h at partial + h * attention_partial_floats(size). */
+    /* The partial results of the rows of one token over the positions from `begin` to before `end` of one
+     * span, one after the other. */
     void (*attend_span)(const struct attention_rows *rows, size_t begin, size_t end, float *partial,
                         void *workspace);
     /* y[size] of a row from its partial results over `spans` spans, `stride` floats apart, and its gate. */

@@ -1,9 +1,13 @@
 /* Attention of rows of queries over the KV cache. A template: see attention_table.h.
  *
- * A block's keys are transposed, so that a vector holds one element of as many keys as it has lanes: scores
- * need no sums across lanes. Its values are widened to float32. Both are then used by all rows, a tile of
- * TILE_ROWS rows and 2 vectors at a time, whose sums stay in registers. Rows and elements are filled up with
- * zeros to whole tiles. */
+ * Rows are taken in tiles of TILE_ROWS, which share what is read of a key or a value; their sums stay in
+ * registers. A score is a sum over the lanes of vectors of products; those of a tile with two keys are summed
+ * up together. Scores and weights lie with the rows of a tile side by side, so that a vector of them belongs
+ * to different rows and needs no sums across lanes. Rows and elements are filled up with zeros to whole
+ * tiles.
+ *
+ * Pairs of bfloat16 are widened to a vector of the even elements and one of the odd: that takes one operation
+ * each. Everything is kept in that order until the end. */
 #ifndef CALLA_BACKEND_CPU_KERNELS_ATTENTION_H
 #define CALLA_BACKEND_CPU_KERNELS_ATTENTION_H
 
@@ -19,6 +23,11 @@
 #define TILE_ROWS 4
 #endif
 #define TILE_LANES (2 * LANES)
+/* Scores and weights of a tile are taken in steps of this: one key's, or two keys' if a vector holds as many.
+ */
+#define TILE_STEP (LANES > TILE_ROWS ? LANES : TILE_ROWS)
+_Static_assert(TILE_STEP == TILE_ROWS || TILE_STEP == 2 * TILE_ROWS,
+               "a vector holds one key's rows or two's");
 
 #if defined(__clang__) || __GNUC__ >= 12
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -26,176 +35,204 @@
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (int_vector){__VA_ARGS__})
 #endif
 #if LANES == 16
-#define LOW_HALVES 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define EVENS 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
 #define ODDS 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
-#define HIGH_HALVES 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#define LOW_MERGED 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define HIGH_MERGED 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#define HALVES_SWAPPED 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7
 #elif LANES == 8
-#define LOW_HALVES 0, 8, 1, 9, 2, 10, 3, 11
 #define EVENS 0, 2, 4, 6, 8, 10, 12, 14
 #define ODDS 1, 3, 5, 7, 9, 11, 13, 15
-#define HIGH_HALVES 4, 12, 5, 13, 6, 14, 7, 15
+#define LOW_MERGED 0, 8, 1, 9, 2, 10, 3, 11
+#define HIGH_MERGED 4, 12, 5, 13, 6, 14, 7, 15
+#define HALVES_SWAPPED 4, 5, 6, 7, 0, 1, 2, 3
 #else
-#define LOW_HALVES 0, 4, 1, 5
 #define EVENS 0, 2, 4, 6
 #define ODDS 1, 3, 5, 7
-#define HIGH_HALVES 2, 6, 3, 7
+#define LOW_MERGED 0, 4, 1, 5
+#define HIGH_MERGED 2, 6, 3, 7
+#define HALVES_SWAPPED 2, 3, 0, 1
 #endif
 
-/* Element j of vector i and element i of vector j change places: first within squares of 4 by 4, then the
- * squares. */
-static inline void transpose(int_vector rows[LANES]) {
+/* A vector whose lane i is the sum of the lanes of vector i. */
+static inline vector sums_of_lanes(const vector v[LANES]) {
 #if LANES == 16
-    __m512i squares[LANES];
-    for (size_t i = 0; i < LANES; i += 4) {
-        __m512i a = _mm512_unpacklo_epi32((__m512i)rows[i], (__m512i)rows[i + 1]);
-        __m512i b = _mm512_unpacklo_epi32((__m512i)rows[i + 2], (__m512i)rows[i + 3]);
-        __m512i c = _mm512_unpackhi_epi32((__m512i)rows[i], (__m512i)rows[i + 1]);
-        __m512i d = _mm512_unpackhi_epi32((__m512i)rows[i + 2], (__m512i)rows[i + 3]);
-        squares[i] = _mm512_unpacklo_epi64(a, b);
-        squares[i + 1] = _mm512_unpackhi_epi64(a, b);
-        squares[i + 2] = _mm512_unpacklo_epi64(c, d);
-        squares[i + 3] = _mm512_unpackhi_epi64(c, d);
-    }
+    __m512 fours[4];
     for (size_t i = 0; i < 4; i++) {
-        __m512i a = _mm512_shuffle_i32x4(squares[i], squares[i + 4], 0x88);
-        __m512i b = _mm512_shuffle_i32x4(squares[i + 8], squares[i + 12], 0x88);
-        __m512i c = _mm512_shuffle_i32x4(squares[i], squares[i + 4], 0xdd);
-        __m512i d = _mm512_shuffle_i32x4(squares[i + 8], squares[i + 12], 0xdd);
-        rows[i] = (int_vector)_mm512_shuffle_i32x4(a, b, 0x88);
-        rows[i + 4] = (int_vector)_mm512_shuffle_i32x4(c, d, 0x88);
-        rows[i + 8] = (int_vector)_mm512_shuffle_i32x4(a, b, 0xdd);
-        rows[i + 12] = (int_vector)_mm512_shuffle_i32x4(c, d, 0xdd);
+        __m512 a = (__m512)v[4 * i], b = (__m512)v[4 * i + 1], c = (__m512)v[4 * i + 2],
+               d = (__m512)v[4 * i + 3];
+        __m512d ab = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
+        __m512d cd = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
+        fours[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)),
+                                 _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
     }
+    __m512 low = _mm512_add_ps(_mm512_shuffle_f32x4(fours[0], fours[1], 0x88),
+                               _mm512_shuffle_f32x4(fours[0], fours[1], 0xdd));
+    __m512 high = _mm512_add_ps(_mm512_shuffle_f32x4(fours[2], fours[3], 0x88),
+                                _mm512_shuffle_f32x4(fours[2], fours[3], 0xdd));
+    return (vector)_mm512_add_ps(_mm512_shuffle_f32x4(low, high, 0x88),
+                                 _mm512_shuffle_f32x4(low, high, 0xdd));
 #elif LANES == 8
-    __m256i squares[LANES];
-    for (size_t i = 0; i < LANES; i += 4) {
-        __m256i a = _mm256_unpacklo_epi32((__m256i)rows[i], (__m256i)rows[i + 1]);
-        __m256i b = _mm256_unpacklo_epi32((__m256i)rows[i + 2], (__m256i)rows[i + 3]);
-        __m256i c = _mm256_unpackhi_epi32((__m256i)rows[i], (__m256i)rows[i + 1]);
-        __m256i d = _mm256_unpackhi_epi32((__m256i)rows[i + 2], (__m256i)rows[i + 3]);
-        squares[i] = _mm256_unpacklo_epi64(a, b);
-        squares[i + 1] = _mm256_unpackhi_epi64(a, b);
-        squares[i + 2] = _mm256_unpacklo_epi64(c, d);
-        squares[i + 3] = _mm256_unpackhi_epi64(c, d);
-    }
-    for (size_t i = 0; i < 4; i++) {
-        rows[i] = (int_vector)_mm256_permute2x128_si256(squares[i], squares[i + 4], 0x20);
-        rows[i + 4] = (int_vector)_mm256_permute2x128_si256(squares[i], squares[i + 4], 0x31);
-    }
+    __m256 fours[2];
+    for (size_t i = 0; i < 2; i++)
+        fours[i] = _mm256_hadd_ps(_mm256_hadd_ps((__m256)v[4 * i], (__m256)v[4 * i + 1]),
+                                  _mm256_hadd_ps((__m256)v[4 * i + 2], (__m256)v[4 * i + 3]));
+    return (vector)_mm256_add_ps(_mm256_permute2f128_ps(fours[0], fours[1], 0x20),
+                                 _mm256_permute2f128_ps(fours[0], fours[1], 0x31));
+#elif defined(__aarch64__)
+    return (vector)vpaddq_f32(vpaddq_f32((float32x4_t)v[0], (float32x4_t)v[1]),
+                              vpaddq_f32((float32x4_t)v[2], (float32x4_t)v[3]));
 #else
-    int_vector a = SHUFFLE(rows[0], rows[2], LOW_HALVES), b = SHUFFLE(rows[1], rows[3], LOW_HALVES);
-    int_vector c = SHUFFLE(rows[0], rows[2], HIGH_HALVES), d = SHUFFLE(rows[1], rows[3], HIGH_HALVES);
-    rows[0] = SHUFFLE(a, b, LOW_HALVES);
-    rows[1] = SHUFFLE(a, b, HIGH_HALVES);
-    rows[2] = SHUFFLE(c, d, LOW_HALVES);
-    rows[3] = SHUFFLE(c, d, HIGH_HALVES);
+    vector low = SHUFFLE(v[0], v[1], EVENS) + SHUFFLE(v[0], v[1], ODDS);
+    vector high = SHUFFLE(v[2], v[3], EVENS) + SHUFFLE(v[2], v[3], ODDS);
+    return SHUFFLE(low, high, EVENS) + SHUFFLE(low, high, ODDS);
 #endif
 }
-
-static inline float vector_largest(vector v) {
-#if LANES == 16
-    return _mm512_reduce_max_ps((__m512)v);
-#else
-    float lanes[LANES];
-    vector_store(lanes, v);
-    for (size_t i = 1; i < LANES; i++)
-        lanes[0] = lanes[i] > lanes[0] ? lanes[i] : lanes[0];
-    return lanes[0];
-#endif
-}
-
-/* The rows of a block and what is computed for them, in a thread's workspace. `rows` and `depth` are the
- * numbers of rows and of elements, filled up to whole tiles. */
-struct attention_state {
-    const struct attention_rows *of;
-    size_t rows, depth;
-    float *q;       /* [rows / TILE_ROWS][depth][TILE_ROWS], times size^-0.5 */
-    float *scores;  /* [rows][ATTENTION_BLOCK]: of a block, then its weights */
-    float *keys;    /* [depth][TILE_LANES]: some of a block's */
-    float *values;  /* [depth / TILE_LANES][ATTENTION_BLOCK][TILE_LANES]: a block's */
-    float *out;     /* [rows][depth]: weights times values, of a span, in the order of `values` */
-    float *sums;    /* [rows][LANES]: weights, of a span, not yet summed over the lanes */
-    float *largest; /* [rows]: score, of a span */
-    float *total;   /* [rows][attention_partial_floats]: of all spans so far */
-};
 
 static size_t round_up(size_t value, size_t multiple) {
     return (value + multiple - 1) / multiple * multiple;
 }
 
-static size_t attention_workspace_bytes(size_t rows, size_t size) {
-    size_t depth = round_up(size, TILE_LANES);
-    rows = round_up(rows, TILE_ROWS);
-    return (rows * (2 * depth + ATTENTION_BLOCK + LANES + attention_partial_floats(size)) +
-            depth * (TILE_LANES + ATTENTION_BLOCK) + round_up(rows, 16)) *
-           sizeof(float);
+static size_t smaller(size_t a, size_t b) {
+    return a < b ? a : b;
 }
 
-static struct attention_state attention_begin(const struct attention_rows *of, float *workspace) {
-    struct attention_state state = {.of = of,
-                                    .rows = round_up(of->tokens * of->group, TILE_ROWS),
-                                    .depth = round_up(of->size, TILE_LANES)};
-    state.q = workspace;
-    state.out = state.q + state.rows * state.depth;
-    state.keys = state.out + state.rows * state.depth;
-    state.values = state.keys + state.depth * TILE_LANES;
-    state.scores = state.values + state.depth * ATTENTION_BLOCK;
-    state.sums = state.scores + state.rows * ATTENTION_BLOCK;
-    state.largest = state.sums + state.rows * LANES;
-    state.total = state.largest + round_up(state.rows, 16);
+/* The rows of one KV head and what is computed for them, in a thread's workspace. `rows` and `depth` are the
+ * numbers of rows and of elements, filled up to whole tiles. */
+struct attention_state {
+    const struct attention_rows *of;
+    size_t head; /* of of->kv_heads */
+    size_t rows, depth;
+    float *keys;    /* [ATTENTION_BLOCK][depth]: a block's, widened. All heads use the same memory */
+    float *values;  /* [depth / TILE_LANES][ATTENTION_BLOCK][TILE_LANES]: a block's; the same */
+    float *q;       /* [rows / TILE_ROWS][depth / LANES][TILE_ROWS][LANES], times size^-0.5 */
+    float *out;     /* [rows][depth]: weights times values, of a span */
+    float *weights; /* [rows / TILE_ROWS][ATTENTION_BLOCK][TILE_ROWS]: scores of a block, then weights */
+    float *largest; /* [rows / TILE_ROWS][TILE_STEP]: score, of a span */
+    float *sums;    /* [rows / TILE_ROWS][TILE_STEP]: weights, of a span, even and odd keys apart */
+    float *total;   /* [rows][attention_partial_floats]: of all spans so far */
+};
 
-    float scale = 1.0f / sqrtf((float)of->size);
-    memset(state.q, 0, state.rows * state.depth * sizeof *state.q);
+/* Bytes of the states' own, and floats of all heads and of each. */
+static size_t states_bytes(size_t kv_heads) {
+    return round_up(kv_heads * sizeof(struct attention_state), 64);
+}
+
+static size_t common_floats(size_t depth) {
+    return 2 * ATTENTION_BLOCK * depth;
+}
+
+static size_t head_floats(size_t rows, size_t size) {
+    return rows * (2 * round_up(size, TILE_LANES) + ATTENTION_BLOCK + attention_partial_floats(size)) +
+           2 * rows / TILE_ROWS * TILE_STEP;
+}
+
+static size_t attention_workspace_bytes(size_t rows, size_t size, size_t kv_heads) {
+    return states_bytes(kv_heads) + (common_floats(round_up(size, TILE_LANES)) +
+                                     kv_heads * head_floats(round_up(rows, TILE_ROWS), size)) *
+                                        sizeof(float);
+}
+
+/* The row of q, gate and y that is a state's. */
+static size_t row_of(const struct attention_state *state, size_t row) {
+    const struct attention_rows *of = state->of;
+    return of->row + state->head * of->group + row / of->group * of->heads + row % of->group;
+}
+
+static void attention_begin(struct attention_state *state, float *common, float *own) {
+    const struct attention_rows *of = state->of;
+    size_t rows = state->rows = round_up(of->tokens * of->group, TILE_ROWS);
+    size_t depth = state->depth = round_up(of->size, TILE_LANES);
+    state->keys = common;
+    state->values = state->keys + ATTENTION_BLOCK * depth;
+    state->q = own;
+    state->out = state->q + rows * depth;
+    state->weights = state->out + rows * depth;
+    state->largest = state->weights + rows * ATTENTION_BLOCK;
+    state->sums = state->largest + rows / TILE_ROWS * TILE_STEP;
+    state->total = state->sums + rows / TILE_ROWS * TILE_STEP;
+
+    vector scale = vector_of(1.0f / sqrtf((float)of->size));
+    memset(state->q, 0, rows * depth * sizeof *state->q);
     for (size_t row = 0; row < of->tokens * of->group; row++) {
-        const float *q = float_row(of->q, of->row + row / of->group * of->heads + row % of->group);
-        float *packed = state.q + row / TILE_ROWS * TILE_ROWS * state.depth + row % TILE_ROWS;
-        for (size_t i = 0; i < of->size; i++)
-            packed[i * TILE_ROWS] = q[i] * scale;
+        const float *q = float_row(of->q, row_of(state, row));
+        float *packed = state->q + row / TILE_ROWS * TILE_ROWS * depth + row % TILE_ROWS * LANES;
+        for (size_t d = 0; d < of->size; d += TILE_LANES, packed += TILE_ROWS * TILE_LANES) {
+            vector low = vector_load_first(q + d, of->size - d), high = vector_of(0);
+            if (d + LANES < of->size)
+                high = vector_load_first(q + d + LANES, of->size - d - LANES);
+            vector_store(packed, SHUFFLE(low, high, EVENS) * scale);
+            vector_store(packed + TILE_ROWS * LANES, SHUFFLE(low, high, ODDS) * scale);
+        }
     }
-    return state;
 }
 
-/* Positions from `first` on that a row sees. A row past the last counts as one of the last token's. */
-static size_t keys_seen(const struct attention_state *state, size_t row, size_t first) {
+/* The states of all KV heads of the rows. */
+static struct attention_state *states_begin(const struct attention_rows *of, void *workspace) {
+    struct attention_state *states = workspace;
+    float *common = (float *)((char *)workspace + states_bytes(of->kv_heads));
+    float *own = common + common_floats(round_up(of->size, TILE_LANES));
+    for (size_t head = 0; head < of->kv_heads; head++) {
+        states[head] = (struct attention_state){.of = of, .head = head};
+        attention_begin(&states[head], common, own);
+        own += head_floats(states[head].rows, of->size);
+    }
+    return states;
+}
+
+/* Positions from `first` on that a row sees, `count` at most. A row past the last counts as one of the last
+ * token's. */
+static size_t keys_seen(const struct attention_state *state, size_t row, size_t first, size_t count) {
     size_t token = row / state->of->group, last = state->of->tokens - 1;
-    size_t count = state->of->position + (token < last ? token : last) + 1;
-    return count > first ? count - first : 0;
+    size_t end = state->of->position + (token < last ? token : last) + 1;
+    return end > first ? smaller(end - first, count) : 0;
 }
 
-/* Elements of the cache row of a position, in the columns of the KV head. */
+static size_t element_bytes(const struct view *cache) {
+    return cache->dtype == DTYPE_BF16 ? sizeof(uint16_t) : sizeof(float);
+}
+
+/* Elements of the cache row of a position, in the columns of the state's KV head. */
 static const unsigned char *cached(const struct attention_state *state, const struct view *cache,
                                    size_t position) {
-    size_t element = cache->dtype == DTYPE_BF16 ? sizeof(uint16_t) : sizeof(float);
-    return cache->bytes + (position * cache->stride + state->of->column) * element;
+    return cache->bytes + (position * cache->stride + state->of->column + state->head * state->of->size) *
+                              element_bytes(cache);
+}
+
+/* Whether keys and values are widened as they are read: a copy would be used but once. */
+static bool read_in_place(const struct attention_state *state, const struct view *cache) {
+    return state->rows == TILE_ROWS && cache->dtype == DTYPE_BF16 && state->of->size == state->depth;
 }
 
 /* What is to be read next, fetched into the second cache a few lines at a time between other work. */
 struct prefetch {
     const unsigned char *row;
-    size_t line, row_bytes, stride, rows_left; /* line: bytes from the row's start */
+    size_t at, row_bytes, stride, rows_left; /* at: bytes from the row's start */
 };
 
 #define PREFETCH_LINES 8
+#define CACHE_LINE 64
 
+/* Fetches the next PREFETCH_LINES lines: a few bytes too many at a row's end do no harm. */
 static inline void prefetch_lines(struct prefetch *next) {
-    for (size_t i = 0; i < PREFETCH_LINES && next->rows_left > 0; i++) {
-        __builtin_prefetch(next->row + next->line, 0, 2);
-        next->line += 64;
-        if (next->line >= next->row_bytes) {
-            next->line = 0;
-            next->row += next->stride;
-            next->rows_left--;
-        }
+    if (next->rows_left == 0)
+        return;
+    for (size_t i = 0; i < PREFETCH_LINES; i++)
+        __builtin_prefetch(next->row + next->at + i * CACHE_LINE, 0, 2);
+    next->at += PREFETCH_LINES * CACHE_LINE;
+    if (next->at >= next->row_bytes) {
+        next->at = 0;
+        next->row += next->stride;
+        next->rows_left--;
     }
 }
 
+/* The columns of all KV heads: `state` is the first's. */
 static struct prefetch prefetch_of(const struct attention_state *state, const struct view *cache,
                                    size_t first, size_t count) {
-    size_t element = cache->dtype == DTYPE_BF16 ? sizeof(uint16_t) : sizeof(float);
     return (struct prefetch){.row = cached(state, cache, first),
-                             .row_bytes = state->of->size * element,
-                             .stride = cache->stride * element,
+                             .row_bytes = state->of->kv_heads * state->of->size * element_bytes(cache),
+                             .stride = cache->stride * element_bytes(cache),
                              .rows_left = count};
 }
 
@@ -205,7 +242,6 @@ static inline int_vector bits_load(const unsigned char *bytes) {
     return bits;
 }
 
-/* The elements of bfloat16 at even and at odd places. */
 static inline vector evens_of(int_vector pairs) {
     return vector_from_bits(pairs << 16);
 }
@@ -214,150 +250,173 @@ static inline vector odds_of(int_vector pairs) {
     return vector_from_bits(pairs & -65536);
 }
 
-/* LANES rows from element d on, transposed: keys[d ..][LANES of TILE_LANES]. */
-static inline void keys_load_bf16(const unsigned char *const rows[LANES], size_t d, float *keys) {
-    int_vector block[LANES];
-    for (size_t k = 0; k < LANES; k++)
-        block[k] = bits_load(rows[k] + d * sizeof(uint16_t));
-    transpose(block);
-    for (size_t i = 0; i < LANES; i++) {
-        vector_store(keys + (d + 2 * i) * TILE_LANES, evens_of(block[i]));
-        vector_store(keys + (d + 2 * i + 1) * TILE_LANES, odds_of(block[i]));
-    }
-}
-
-static inline void keys_load_f32(const unsigned char *const rows[LANES], size_t d, float *keys) {
-    int_vector block[LANES];
-    for (size_t k = 0; k < LANES; k++)
-        block[k] = bits_load(rows[k] + d * sizeof(float));
-    transpose(block);
-    for (size_t i = 0; i < LANES; i++)
-        vector_store(keys + (d + i) * TILE_LANES, vector_from_bits(block[i]));
-}
-
-/* state->keys[d][k] = K[first + k][d] of `count` keys; the lanes past them hold the last of them again. */
-static void keys_load(const struct attention_state *state, size_t first, size_t count) {
-    const struct view *cache = state->of->keys;
-    size_t step = cache->dtype == DTYPE_BF16 ? TILE_LANES : LANES, whole = state->of->size / step * step;
-    for (size_t group = 0; group < TILE_LANES; group += LANES) {
-        const unsigned char *rows[LANES];
-        for (size_t k = 0; k < LANES; k++)
-            rows[k] = cached(state, cache, first + (group + k < count ? group + k : count - 1));
-        float *keys = state->keys + group;
-        if (cache->dtype == DTYPE_BF16)
-            for (size_t d = 0; d < whole; d += step)
-                keys_load_bf16(rows, d, keys);
-        else
-            for (size_t d = 0; d < whole; d += step)
-                keys_load_f32(rows, d, keys);
-        for (size_t d = whole; d < state->depth; d++)
-            for (size_t k = 0; k < LANES; k++)
-                keys[d * TILE_LANES + k] = d < state->of->size ? float_load(rows[k], cache->dtype, d) : 0;
-    }
-}
-
-/* state->values[d / TILE_LANES][k] = TILE_LANES elements of V[first + k] of `count` positions, those at even
- * places before those at odd ones. */
-static void values_load(const struct attention_state *state, size_t first, size_t count) {
-    const struct view *cache = state->of->values;
+/* A row of a block's cache as float32: each TILE_LANES elements, the even ones first, `stride` floats apart.
+ */
+static inline void widen(const struct attention_state *state, const unsigned char *row, enum dtype dtype,
+                         float *out, size_t stride) {
     size_t whole = state->of->size / TILE_LANES * TILE_LANES;
-    for (size_t k = 0; k < count; k++) {
-        const unsigned char *row = cached(state, cache, first + k);
-        float *out = state->values + k * TILE_LANES;
-        for (size_t d = 0; d < whole; d += TILE_LANES, out += TILE_LANES * ATTENTION_BLOCK) {
-            if (cache->dtype == DTYPE_BF16) {
-                int_vector pairs = bits_load(row + d * sizeof(uint16_t));
-                vector_store(out, evens_of(pairs));
-                vector_store(out + LANES, odds_of(pairs));
-            } else {
-                int_vector low = bits_load(row + d * sizeof(float));
-                int_vector high = bits_load(row + (d + LANES) * sizeof(float));
-                vector_store(out, vector_from_bits(SHUFFLE(low, high, EVENS)));
-                vector_store(out + LANES, vector_from_bits(SHUFFLE(low, high, ODDS)));
-            }
+    if (dtype == DTYPE_BF16) {
+        for (size_t d = 0; d < whole; d += TILE_LANES, out += stride) {
+            int_vector pairs = bits_load(row + d * sizeof(uint16_t));
+            vector_store(out, evens_of(pairs));
+            vector_store(out + LANES, odds_of(pairs));
         }
-        for (size_t d = whole; d < state->depth; d++)
-            out[d % 2 * LANES + (d - whole) / 2] = d < state->of->size ? float_load(row, cache->dtype, d) : 0;
+    } else {
+        for (size_t d = 0; d < whole; d += TILE_LANES, out += stride) {
+            int_vector low = bits_load(row + d * sizeof(float));
+            int_vector high = bits_load(row + (d + LANES) * sizeof(float));
+            vector_store(out, vector_from_bits(SHUFFLE(low, high, EVENS)));
+            vector_store(out + LANES, vector_from_bits(SHUFFLE(low, high, ODDS)));
+        }
+    }
+    for (size_t d = whole; d < state->depth; d++)
+        out[d % 2 * LANES + (d - whole) / 2] = d < state->of->size ? float_load(row, dtype, d) : 0;
+}
+
+/* A vector that has been loaded into a register and stays there: GCC would rather read it from memory for
+ * each product that it is in, and there are more products than reads in a cycle. */
+static inline vector in_register(vector v) {
+#if LANES >= 8
+    __asm__("" : "+v"(v));
+#endif
+    return v;
+}
+
+/* scores[2][TILE_ROWS] = q keys of two keys: pairs of bfloat16, or float32 as `widen` leaves it. */
+static inline __attribute__((always_inline)) void score_pair(const float *restrict q,
+                                                             const unsigned char *keys[2], bool half,
+                                                             size_t depth, float *restrict scores,
+                                                             struct prefetch *next) {
+    vector sums[2 * TILE_ROWS];
+    for (size_t i = 0; i < 2 * TILE_ROWS; i++)
+        sums[i] = vector_of(0);
+    size_t step = TILE_LANES * (half ? sizeof(uint16_t) : sizeof(float));
+    const unsigned char *first = keys[0], *second = keys[1];
+    for (size_t d = 0; d < depth; d += TILE_LANES, q += TILE_ROWS * TILE_LANES) {
+        if (d % (4 * TILE_LANES) == 0)
+            prefetch_lines(next);
+        int_vector bits[2] = {bits_load(first), bits_load(second)};
+        vector evens[2], odds[2];
+        for (size_t key = 0; key < 2; key++) {
+            evens[key] = half ? evens_of(bits[key]) : vector_from_bits(bits[key]);
+            odds[key] = half ? odds_of(bits[key])
+                             : vector_from_bits(bits_load((key == 0 ? first : second) + sizeof *bits));
+        }
+        for (size_t row = 0; row < TILE_ROWS; row++) {
+            vector even = in_register(vector_load(q + row * LANES));
+            vector odd = in_register(vector_load(q + (TILE_ROWS + row) * LANES));
+            sums[row] = vector_fma(odd, odds[0], vector_fma(even, evens[0], sums[row]));
+            sums[TILE_ROWS + row] =
+                vector_fma(odd, odds[1], vector_fma(even, evens[1], sums[TILE_ROWS + row]));
+        }
+        first += step;
+        second += step;
+    }
+    for (size_t i = 0; i < 2 * TILE_ROWS; i += LANES)
+        vector_store(scores + i, sums_of_lanes(sums + i));
+}
+
+/* scores[count][TILE_ROWS] of keys that are `stride` bytes apart; of an odd count, the last again. */
+static void score_tile(const float *q, const unsigned char *keys, size_t stride, size_t count, size_t depth,
+                       float *scores, struct prefetch *next) {
+    for (size_t k = 0; k < count; k += 2, keys += 2 * stride) {
+        const unsigned char *pair[] = {keys, k + 1 < count ? keys + stride : keys};
+        score_pair(q, pair, false, depth, scores + k * TILE_ROWS, next);
     }
 }
 
-/* scores[TILE_ROWS][TILE_LANES of ATTENTION_BLOCK] = q keys, summed over rising elements. */
-static void score_tile(const float *restrict q, const float *restrict keys, size_t depth,
-                       float *restrict scores, struct prefetch *next) {
-    vector sums[TILE_ROWS][2];
-    for (size_t row = 0; row < TILE_ROWS; row++)
-        sums[row][0] = sums[row][1] = vector_of(0);
-    for (size_t d = 0; d < depth; d += PREFETCH_LINES) {
-        prefetch_lines(next);
-        for (size_t i = 0; i < PREFETCH_LINES; i++, q += TILE_ROWS, keys += TILE_LANES) {
-            vector low = vector_load(keys), high = vector_load(keys + LANES);
-            for (size_t row = 0; row < TILE_ROWS; row++) {
-                vector value = vector_of(q[row]);
-                sums[row][0] = vector_fma(value, low, sums[row][0]);
-                sums[row][1] = vector_fma(value, high, sums[row][1]);
-            }
+static void score_tile_bf16(const float *q, const unsigned char *keys, size_t stride, size_t count,
+                            size_t depth, float *scores, struct prefetch *next) {
+    for (size_t k = 0; k < count; k += 2, keys += 2 * stride) {
+        const unsigned char *pair[] = {keys, k + 1 < count ? keys + stride : keys};
+        score_pair(q, pair, true, depth, scores + k * TILE_ROWS, next);
+    }
+}
+
+/* Keys whose widened copies stay in the first cache while all tiles meet them. */
+#define KEYS_AT_ONCE 16
+
+/* The scores of a block of positions. */
+static void block_scores(struct attention_state *state, size_t first, size_t count, struct prefetch *next) {
+    const struct view *cache = state->of->keys;
+    size_t depth = state->depth, stride = cache->stride * element_bytes(cache);
+    if (read_in_place(state, cache)) {
+        score_tile_bf16(state->q, cached(state, cache, first), stride, count, depth, state->weights, next);
+        return;
+    }
+    for (size_t k = 0; k < count; k += KEYS_AT_ONCE) {
+        size_t keys = smaller(count - k, KEYS_AT_ONCE);
+        for (size_t i = 0; i < keys; i++)
+            widen(state, cached(state, cache, first + k + i), cache->dtype, state->keys + i * depth,
+                  TILE_LANES);
+        for (size_t row = 0; row < state->rows; row += TILE_ROWS)
+            if (keys_seen(state, row + TILE_ROWS - 1, first, count) > k)
+                score_tile(state->q + row * depth, (const unsigned char *)state->keys, depth * sizeof(float),
+                           keys, depth, state->weights + row * ATTENTION_BLOCK + k * TILE_ROWS, next);
+    }
+}
+
+/* The scores of a tile's rows become weights exp(score - largest), those of positions that a row does not see
+ * zero; the rows' sums so far are scaled to the new largest scores. These start from a finite number, so that
+ * scores of -infinity weigh nothing, and pass NaN over: they are in the weights. */
+static void tile_weights(struct attention_state *state, size_t tile, size_t first, size_t count) {
+    size_t keys = keys_seen(state, tile + TILE_ROWS - 1, first, count), end = round_up(keys, 2);
+    float *weights = state->weights + tile * ATTENTION_BLOCK, scales[TILE_STEP];
+    if (keys_seen(state, tile, first, count) < end)
+        for (size_t row = 0; row < TILE_ROWS; row++)
+            for (size_t k = keys_seen(state, tile + row, first, count); k < end; k++)
+                weights[k * TILE_ROWS + row] = -INFINITY;
+    for (size_t lane = 0; lane < TILE_STEP; lane += LANES) {
+        float *largest = state->largest + tile / TILE_ROWS * TILE_STEP + lane;
+        float *sums = state->sums + tile / TILE_ROWS * TILE_STEP + lane;
+        vector before = vector_load(largest), now = before;
+        for (size_t i = lane; i < end * TILE_ROWS; i += TILE_STEP)
+            now = vector_max(vector_load(weights + i), now);
+        if (LANES > TILE_ROWS)
+            now = vector_max(SHUFFLE(now, now, HALVES_SWAPPED), now);
+        vector scale = vector_exp(before - now), sum = vector_load(sums) * scale;
+        for (size_t i = lane; i < end * TILE_ROWS; i += TILE_STEP) {
+            vector weight = vector_exp(vector_load(weights + i) - now);
+            vector_store(weights + i, weight);
+            sum = sum + weight;
         }
+        vector_store(largest, now);
+        vector_store(sums, sum);
+        vector_store(scales + lane, scale);
     }
     for (size_t row = 0; row < TILE_ROWS; row++) {
-        vector_store(scores + row * ATTENTION_BLOCK, sums[row][0]);
-        vector_store(scores + row * ATTENTION_BLOCK + LANES, sums[row][1]);
+        float *out = state->out + (tile + row) * state->depth;
+        for (size_t d = 0; scales[row] != 1 && d < state->depth; d += LANES)
+            vector_store(out + d, vector_load(out + d) * scales[row]);
     }
 }
 
-/* The scores of the first `keys` positions of a block become weights exp(score - largest), the others zero;
- * the row's sums so far are scaled to the new largest score. That starts from a finite number, so that
- * scores of -infinity weigh nothing, and passes NaN over: they are in the weights. */
-static inline void weights_of_row(float *scores, size_t keys, float *largest, float *sums, float *out,
-                                  size_t depth) {
-    size_t end = round_up(keys, LANES);
-    for (size_t k = keys; k < end; k++)
-        scores[k] = -INFINITY;
-    vector largest_lanes = vector_of(*largest);
-    for (size_t k = 0; k < end; k += LANES)
-        largest_lanes = vector_max(vector_load(scores + k), largest_lanes);
-    float now_largest = vector_largest(largest_lanes);
-    vector sum = vector_load(sums);
-    if (now_largest > *largest) {
-        vector scale = vector_exp(vector_of(*largest - now_largest));
-        sum = sum * scale;
-        for (size_t d = 0; d < depth; d += LANES)
-            vector_store(out + d, vector_load(out + d) * scale);
-        *largest = now_largest;
-    }
-    for (size_t k = 0; k < end; k += LANES) {
-        vector weight = vector_exp(vector_load(scores + k) - vector_of(now_largest));
-        vector_store(scores + k, weight);
-        sum = sum + weight;
-    }
-    vector_store(sums, sum);
-}
-
-/* out[rows][TILE_LANES of depth] += weights values over `keys` rising positions, `stride` bytes apart: pairs
- * of bfloat16, or float32 as values_load leaves it. */
+/* out[rows][TILE_LANES of depth] += weights[keys][TILE_ROWS] values over rising positions, which are `stride`
+ * bytes apart: pairs of bfloat16, or float32 as `widen` leaves it. */
 static inline __attribute__((always_inline)) void mix(const float *restrict weights,
                                                       const unsigned char *restrict values, size_t stride,
                                                       bool half, size_t keys, float *restrict out,
                                                       size_t depth, size_t rows, struct prefetch *next) {
-    vector sums[TILE_ROWS][2];
+    vector evens[TILE_ROWS], odds[TILE_ROWS];
     for (size_t row = 0; row < rows; row++) {
-        sums[row][0] = vector_load(out + row * depth);
-        sums[row][1] = vector_load(out + row * depth + LANES);
+        evens[row] = vector_load(out + row * depth);
+        odds[row] = vector_load(out + row * depth + LANES);
     }
-    for (size_t k = 0; k < keys; k++, values += stride) {
+    for (size_t k = 0; k < keys; k++, values += stride, weights += TILE_ROWS) {
         if (k % PREFETCH_LINES == 0)
             prefetch_lines(next);
         int_vector bits = bits_load(values);
-        vector low = half ? evens_of(bits) : vector_from_bits(bits);
-        vector high = half ? odds_of(bits) : vector_from_bits(bits_load(values + sizeof bits));
+        vector even = half ? evens_of(bits) : vector_from_bits(bits);
+        vector odd = half ? odds_of(bits) : vector_from_bits(bits_load(values + sizeof bits));
         for (size_t row = 0; row < rows; row++) {
-            vector weight = vector_of(weights[row * ATTENTION_BLOCK + k]);
-            sums[row][0] = vector_fma(weight, low, sums[row][0]);
-            sums[row][1] = vector_fma(weight, high, sums[row][1]);
+            vector weight = vector_of(weights[row]);
+            evens[row] = vector_fma(weight, even, evens[row]);
+            odds[row] = vector_fma(weight, odd, odds[row]);
         }
     }
     for (size_t row = 0; row < rows; row++) {
-        vector_store(out + row * depth, sums[row][0]);
-        vector_store(out + row * depth + LANES, sums[row][1]);
+        vector_store(out + row * depth, evens[row]);
+        vector_store(out + row * depth + LANES, odds[row]);
     }
 }
 
@@ -377,74 +436,73 @@ static void mix_row(const float *weights, const float *values, size_t keys, floa
     mix(weights, (const unsigned char *)values, TILE_LANES * sizeof(float), false, keys, out, depth, 1, next);
 }
 
-static size_t smaller(size_t a, size_t b) {
-    return a < b ? a : b;
-}
-
-/* The scores of a block of positions. */
-static void block_scores(struct attention_state *state, size_t first, size_t count, struct prefetch *next) {
-    for (size_t k = 0; k < count; k += TILE_LANES) {
-        keys_load(state, first + k, smaller(count - k, TILE_LANES));
-        for (size_t row = 0; row < state->rows; row += TILE_ROWS)
-            if (keys_seen(state, row + TILE_ROWS - 1, first) > k)
-                score_tile(state->q + row * state->depth, state->keys, state->depth,
-                           state->scores + row * ATTENTION_BLOCK + k, next);
-    }
-}
-
-/* The values of a block, weighted. A single tile reads them from the cache, more from a widened copy. */
+/* The values of a block, weighted. Positions that a row does not see are left out, for they may be no
+ * numbers.
+ */
 static void block_mix(struct attention_state *state, size_t first, size_t count, struct prefetch *next) {
     const struct view *cache = state->of->values;
-    size_t depth = state->depth;
-    if (state->rows == TILE_ROWS && cache->dtype == DTYPE_BF16 && state->of->size == depth &&
-        keys_seen(state, 0, first) >= count) {
+    size_t depth = state->depth, stride = cache->stride * element_bytes(cache);
+    if (read_in_place(state, cache) && keys_seen(state, 0, first, count) == count) {
         const unsigned char *values = cached(state, cache, first);
         for (size_t d = 0; d < depth; d += TILE_LANES)
-            mix_tile_bf16(state->scores, values + d * sizeof(uint16_t), cache->stride * sizeof(uint16_t),
-                          count, state->out + d, depth, next);
+            mix_tile_bf16(state->weights, values + d * sizeof(uint16_t), stride, count, state->out + d, depth,
+                          next);
         return;
     }
-    values_load(state, first, count);
+    for (size_t k = 0; k < count; k++)
+        widen(state, cached(state, cache, first + k), cache->dtype, state->values + k * TILE_LANES,
+              TILE_LANES * ATTENTION_BLOCK);
     for (size_t d = 0; d < depth; d += TILE_LANES) {
         const float *values = state->values + d * ATTENTION_BLOCK;
         for (size_t tile = 0; tile < state->rows; tile += TILE_ROWS) {
-            const float *weights = state->scores + tile * ATTENTION_BLOCK;
+            const float *weights = state->weights + tile * ATTENTION_BLOCK;
             float *out = state->out + tile * depth + d;
-            size_t seen = smaller(keys_seen(state, tile, first), count);
-            if (seen == smaller(keys_seen(state, tile + TILE_ROWS - 1, first), count)) {
+            size_t seen = keys_seen(state, tile, first, count);
+            if (seen == keys_seen(state, tile + TILE_ROWS - 1, first, count)) {
                 mix_tile(weights, values, seen, out, depth, next);
                 continue;
             }
             for (size_t row = 0; row < TILE_ROWS; row++)
-                mix_row(weights + row * ATTENTION_BLOCK, values,
-                        smaller(keys_seen(state, tile + row, first), count), out + row * depth, depth, next);
+                mix_row(weights + row, values, keys_seen(state, tile + row, first, count), out + row * depth,
+                        depth, next);
         }
     }
 }
 
-/* The block of positions from `first` to before `end`; the one after it is fetched meanwhile. */
-static void block_pass(struct attention_state *state, size_t first, size_t end) {
-    size_t count = end - first, left = state->of->position + state->of->tokens - end;
-    size_t next_count = smaller(left, ATTENTION_BLOCK);
-    struct prefetch next = prefetch_of(state, state->of->keys, end, next_count);
-    block_scores(state, first, count, &next);
-    for (size_t row = 0; row < state->rows; row++) {
-        size_t seen = smaller(keys_seen(state, row, first), count);
-        if (seen > 0)
-            weights_of_row(state->scores + row * ATTENTION_BLOCK, seen, &state->largest[row],
-                           state->sums + row * LANES, state->out + row * state->depth, state->depth);
+/* The positions from `begin` to before `end`, of one span, in all heads. The cache is read row by row through
+ * all of them, as it lies; the block after the one at hand is fetched meanwhile. */
+static void span_pass(struct attention_state *states, size_t begin, size_t end) {
+    const struct attention_rows *of = states->of;
+    size_t rows = states->rows, lanes = rows / TILE_ROWS * TILE_STEP;
+    for (size_t head = 0; head < of->kv_heads; head++) {
+        memset(states[head].out, 0, rows * states->depth * sizeof(float));
+        memset(states[head].sums, 0, lanes * sizeof(float));
+        for (size_t lane = 0; lane < lanes; lane++)
+            states[head].largest[lane] = -FLT_MAX;
     }
-    next = prefetch_of(state, state->of->values, end, next_count);
-    block_mix(state, first, count, &next);
+    for (size_t first = begin; first < end; first += ATTENTION_BLOCK) {
+        size_t count = smaller(end - first, ATTENTION_BLOCK), after = first + count;
+        size_t next_count = smaller(of->position + of->tokens - after, ATTENTION_BLOCK);
+        struct prefetch next = prefetch_of(states, of->keys, after, next_count);
+        for (size_t head = 0; head < of->kv_heads; head++) {
+            block_scores(&states[head], first, count, &next);
+            for (size_t tile = 0; tile < rows; tile += TILE_ROWS)
+                if (keys_seen(&states[head], tile + TILE_ROWS - 1, first, count) > 0)
+                    tile_weights(&states[head], tile, first, count);
+        }
+        next = prefetch_of(states, of->values, after, next_count);
+        for (size_t head = 0; head < of->kv_heads; head++)
+            block_mix(&states[head], first, count, &next);
+    }
 }
 
-static void span_pass(struct attention_state *state, size_t begin, size_t end) {
-    memset(state->out, 0, state->rows * state->depth * sizeof *state->out);
-    memset(state->sums, 0, state->rows * LANES * sizeof *state->sums);
-    for (size_t row = 0; row < state->rows; row++)
-        state->largest[row] = -FLT_MAX;
-    for (size_t first = begin; first < end; first += ATTENTION_BLOCK)
-        block_pass(state, first, smaller(first + ATTENTION_BLOCK, end));
+static float largest_of(const struct attention_state *state, size_t row) {
+    return state->largest[row / TILE_ROWS * TILE_STEP + row % TILE_ROWS];
+}
+
+static float sum_of(const struct attention_state *state, size_t row) {
+    const float *sums = state->sums + row / TILE_ROWS * TILE_STEP + row % TILE_ROWS;
+    return TILE_STEP > TILE_ROWS ? sums[0] + sums[TILE_ROWS] : sums[0];
 }
 
 static void partial_clear(float *total, size_t size) {
@@ -469,7 +527,7 @@ static void partial_end(const float *total, const float *gate, size_t size, floa
     for (size_t i = 0; i < size; i += TILE_LANES) {
         vector evens = vector_load(total + PARTIAL_VALUES + i) / divisor;
         vector odds = vector_load(total + PARTIAL_VALUES + i + LANES) / divisor;
-        vector halves[] = {SHUFFLE(evens, odds, LOW_HALVES), SHUFFLE(evens, odds, HIGH_HALVES)};
+        vector halves[] = {SHUFFLE(evens, odds, LOW_MERGED), SHUFFLE(evens, odds, HIGH_MERGED)};
         for (size_t half = 0, at = i; half < 2 && at < size; half++, at += LANES) {
             vector open = vector_sigmoid(vector_load_first(gate + at, size - at));
             vector_store_first(y + at, halves[half] * open, size - at);
@@ -477,37 +535,45 @@ static void partial_end(const float *total, const float *gate, size_t size, floa
     }
 }
 
+static void partial_add_rows(struct attention_state *state, size_t begin) {
+    size_t stride = attention_partial_floats(state->of->size);
+    for (size_t row = 0; row < state->of->tokens * state->of->group; row++)
+        if (keys_seen(state, row, begin, 1) > 0)
+            partial_add(state->total + row * stride, largest_of(state, row), sum_of(state, row),
+                        state->out + row * state->depth, state->of->size);
+}
+
 static void attend(const struct attention_rows *rows, void *workspace) {
-    struct attention_state state = attention_begin(rows, workspace);
+    struct attention_state *states = states_begin(rows, workspace);
     size_t stride = attention_partial_floats(rows->size), count = rows->tokens * rows->group;
     size_t end = rows->position + rows->tokens;
-    for (size_t row = 0; row < count; row++)
-        partial_clear(state.total + row * stride, rows->size);
-    for (size_t begin = 0; begin < end; begin += ATTENTION_SPAN) {
-        span_pass(&state, begin, smaller(begin + ATTENTION_SPAN, end));
+    for (size_t head = 0; head < rows->kv_heads; head++)
         for (size_t row = 0; row < count; row++)
-            if (keys_seen(&state, row, begin) > 0)
-                partial_add(state.total + row * stride, state.largest[row],
-                            vector_sum(vector_load(state.sums + row * LANES)), state.out + row * state.depth,
-                            rows->size);
+            partial_clear(states[head].total + row * stride, rows->size);
+    for (size_t begin = 0; begin < end; begin += ATTENTION_SPAN) {
+        span_pass(states, begin, smaller(begin + ATTENTION_SPAN, end));
+        for (size_t head = 0; head < rows->kv_heads; head++)
+            partial_add_rows(&states[head], begin);
     }
-    for (size_t row = 0; row < count; row++) {
-        size_t at = rows->row + row / rows->group * rows->heads + row % rows->group;
-        partial_end(state.total + row * stride, float_row(rows->gate, at), rows->size,
-                    float_row(rows->y, at));
-    }
+    for (size_t head = 0; head < rows->kv_heads; head++)
+        for (size_t row = 0; row < count; row++) {
+            size_t at = row_of(&states[head], row);
+            partial_end(states[head].total + row * stride, float_row(rows->gate, at), rows->size,
+                        float_row(rows->y, at));
+        }
 }
 
 static void attend_span(const struct attention_rows *rows, size_t begin, size_t end, float *partial,
                         void *workspace) {
-    struct attention_state state = attention_begin(rows, workspace);
-    span_pass(&state, begin, end);
-    for (size_t row = 0; row < rows->group; row++) {
-        float *to = partial + row * attention_partial_floats(rows->size);
-        to[PARTIAL_LARGEST] = state.largest[row];
-        to[PARTIAL_TOTAL] = vector_sum(vector_load(state.sums + row * LANES));
-        memcpy(to + PARTIAL_VALUES, state.out + row * state.depth, state.depth * sizeof *to);
-    }
+    struct attention_state *states = states_begin(rows, workspace);
+    span_pass(states, begin, end);
+    for (size_t head = 0; head < rows->kv_heads; head++)
+        for (size_t row = 0; row < rows->group; row++, partial += attention_partial_floats(rows->size)) {
+            partial[PARTIAL_LARGEST] = largest_of(&states[head], row);
+            partial[PARTIAL_TOTAL] = sum_of(&states[head], row);
+            memcpy(partial + PARTIAL_VALUES, states[head].out + row * states->depth,
+                   states->depth * sizeof *partial);
+        }
 }
 
 static void combine(const float *partial, size_t stride, size_t spans, size_t size, const float *gate,
