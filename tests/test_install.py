@@ -34,6 +34,7 @@ def test_every_file_is_below_destdir_and_prefix(installed):
     assert [path.name for path in installed.parent.parent.iterdir()] == ["opt"]
     files = {str(path.relative_to(installed)) for path in installed.rglob("*") if path.is_file()}
     assert {"bin/calla", "include/calla.h", "share/calla/models/calla-tiny/config.json"} <= files
+    assert os.access(installed / "share/calla/tools/bench_mlx_lm.py", os.X_OK)
     assert [name for name in files if name.startswith("include/")] == ["include/calla.h"]
     assert any(name.endswith("/libcalla.a") for name in files)
 

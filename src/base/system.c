@@ -12,8 +12,6 @@
 #if defined(__APPLE__)
 #include <pthread.h>
 #include <sys/sysctl.h>
-#elif defined(__linux__)
-#include <sys/resource.h>
 #endif
 
 static uint64_t container_limit(void) {

@@ -24,7 +24,9 @@
 
 #define ANSWER_LIMIT ((size_t)1 << 20)
 
-extern char **environ;
+#ifdef __APPLE__
+extern char **environ; /* unistd.h has it elsewhere */
+#endif
 
 struct bench_peer {
     pid_t process;
