@@ -3,7 +3,8 @@
 #
 #   tools/setup.sh build           what `make` needs: a compiler, CMake, pkg-config, four libraries
 #   tools/setup.sh test            the same, cmocka and Python; makes .venv with the packages the tests use
-#   tools/setup.sh ci              the same, and clang with its sanitizers and clang-tidy
+#   tools/setup.sh ci              the same, clang with its sanitizers and clang-tidy, and gcc and
+#                                  QEMU for 64-bit ARM
 #   tools/setup.sh --check LEVEL   installs nothing; says what is missing and fails if anything is
 #
 # Every need is a command that succeeds when the need is met, so a machine that has everything is left alone
@@ -82,6 +83,8 @@ needs() {
     need clang-tidy llvm have_command clang-tidy
     need libclang-rt-dev - have_sanitizers
     need llvm llvm have_command llvm-symbolizer
+    need "gcc-aarch64-linux-gnu libc6-dev-arm64-cross" - have_command aarch64-linux-gnu-gcc
+    need qemu-user - have_command qemu-aarch64
 }
 
 install_apt() {

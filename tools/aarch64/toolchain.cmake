@@ -1,5 +1,5 @@
 # A cross build for 64-bit ARM on Debian: gcc-aarch64-linux-gnu, the folder that tools/aarch64/sysroot.sh made, and
-# QEMU for the tests. CALLA_QEMU_CPU picks the processor that QEMU is.
+# QEMU for the tests, where QEMU_CPU picks the processor.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)
