@@ -1,6 +1,7 @@
 /* Matrix products in portable C: for processors that have no kernels of their own, and the plainest statement
  * of what all kernels compute. */
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/kernels/vector.h"
 
 #include <math.h>
 #include <string.h>
@@ -45,46 +46,85 @@ static const unsigned char *operand_row(const struct operand_rows *x, const uint
     return x->data + (index == NULL ? i : index[i]) * x->row_bytes;
 }
 
+/* The panel holds one group of columns of all rows at a time, as 16-bit integers, the even columns before the
+ * odd ones; the chain of a row's sum goes on in `out`. */
 static void multiply_int8(const struct view *matrix, size_t first, size_t rows, const struct operand_rows *x,
                           const uint32_t *index, size_t count, float *out, void *panel) {
-    (void)panel;
+    enum { HALF = DTYPE_AFFINE_GROUP / 2 };
     size_t groups = matrix->columns / DTYPE_AFFINE_GROUP;
-    for (size_t i = 0; i < count; i++) {
-        const unsigned char *input = operand_row(x, index, i);
-        const float *scales = (const float *)(input + int8_scales_offset(x->columns));
-        const float *sums = (const float *)(input + int8_sums_offset(x->columns));
+    int16_t *weights = panel; /* [rows][DTYPE_AFFINE_GROUP] */
+    memset(out, 0, count * PANEL_ROWS * sizeof *out);
+    for (size_t group = 0; group < groups; group++) {
+        float scale[PANEL_ROWS], offset[PANEL_ROWS];
         for (size_t r = 0; r < rows; r++) {
-            float y = 0;
-            for (size_t group = 0; group < groups; group++) {
-                size_t at = (first + r) * groups + group;
-                const unsigned char *codes = matrix->bytes + at * (DTYPE_AFFINE_GROUP / 2);
-                const int8_t *even = (const int8_t *)input + group / 2 * 128 + group % 2 * 32;
-                int32_t product = 0;
-                for (size_t j = 0; j < DTYPE_AFFINE_GROUP / 2; j++)
-                    product += (codes[j] & 15) * even[j] + (codes[j] >> 4) * even[64 + j];
-                y += float_load(matrix->scales, matrix->scale_dtype, at) * (float)product * scales[group];
-                y += float_load(matrix->biases, matrix->bias_dtype, at) * sums[group];
+            size_t at = (first + r) * groups + group;
+            const unsigned char *codes = matrix->bytes + at * HALF;
+            int16_t *row = weights + r * DTYPE_AFFINE_GROUP;
+            for (size_t j = 0; j < HALF; j++) {
+                row[j] = codes[j] & 15;
+                row[HALF + j] = codes[j] >> 4;
             }
-            out[i * PANEL_ROWS + r] = y;
+            scale[r] = float_load(matrix->scales, matrix->scale_dtype, at);
+            offset[r] = float_load(matrix->biases, matrix->bias_dtype, at);
+        }
+        for (size_t i = 0; i < count; i++) {
+            const unsigned char *input = operand_row(x, index, i);
+            const float *scales = (const float *)(input + int8_scales_offset(x->columns));
+            const float *sums = (const float *)(input + int8_sums_offset(x->columns));
+            const int8_t *even = (const int8_t *)input + group / 2 * 128 + group % 2 * HALF;
+            int16_t values[DTYPE_AFFINE_GROUP];
+            for (size_t j = 0; j < HALF; j++) {
+                values[j] = even[j];
+                values[HALF + j] = even[64 + j];
+            }
+            for (size_t r = 0; r < rows; r++) {
+                int32_t product = 0;
+                for (size_t j = 0; j < DTYPE_AFFINE_GROUP; j++)
+                    product += weights[r * DTYPE_AFFINE_GROUP + j] * values[j];
+                float y = out[i * PANEL_ROWS + r];
+                y += scale[r] * (float)product * scales[group];
+                out[i * PANEL_ROWS + r] = y + offset[r] * sums[group];
+            }
         }
     }
 }
 
-/* Elements [column, column + size) of a row of a weight; of an affine one size is that of a group at most,
- * and column the first of a group. */
+/* Elements [column, column + size) of a row of a weight, PANEL_ROWS apart; of an affine one size is that of a
+ * group, and column the first of a group. */
 static void weight_values(const struct view *matrix, size_t row, size_t column, size_t size, float *values) {
     if (matrix->dtype != DTYPE_AFFINE4 && matrix->dtype != DTYPE_AFFINE8) {
         for (size_t i = 0; i < size; i++)
-            values[i] = float_load(matrix->bytes, matrix->dtype, row * matrix->stride + column + i);
+            values[i * PANEL_ROWS] =
+                float_load(matrix->bytes, matrix->dtype, row * matrix->stride + column + i);
         return;
     }
     size_t at = (row * matrix->columns + column) / DTYPE_AFFINE_GROUP;
     float scale = float_load(matrix->scales, matrix->scale_dtype, at);
     float offset = float_load(matrix->biases, matrix->bias_dtype, at);
     const unsigned char *codes = matrix->bytes + at * DTYPE_AFFINE_GROUP * dtype_bits(matrix->dtype) / 8;
-    for (size_t i = 0; i < size; i++) {
-        unsigned code = matrix->dtype == DTYPE_AFFINE8 ? codes[i] : codes[i / 2] >> i % 2 * 4 & 15u;
-        values[i] = scale * (float)code + offset;
+    if (matrix->dtype == DTYPE_AFFINE8) {
+        for (size_t i = 0; i < size; i++)
+            values[i * PANEL_ROWS] = scale * (float)codes[i] + offset;
+        return;
+    }
+    for (size_t i = 0; i < size / 2; i++) {
+        values[2 * i * PANEL_ROWS] = scale * (float)(codes[i] & 15) + offset;
+        values[(2 * i + 1) * PANEL_ROWS] = scale * (float)(codes[i] >> 4) + offset;
+    }
+}
+
+/* y[rows] += the sum of weights[column][rows] * values[column] */
+static void add_products(const float *weights, const float *values, size_t columns, float *y) {
+    enum { VECTORS = 16 / LANES }; /* of sums at once, which registers hold */
+    for (size_t first = 0; first < PANEL_ROWS; first += VECTORS * LANES) {
+        vector sums[VECTORS];
+        for (size_t v = 0; v < VECTORS; v++)
+            sums[v] = vector_load(y + first + v * LANES);
+        for (size_t column = 0; column < columns; column++)
+            for (size_t v = 0; v < VECTORS; v++)
+                sums[v] += vector_load(weights + column * PANEL_ROWS + first + v * LANES) * values[column];
+        for (size_t v = 0; v < VECTORS; v++)
+            vector_store(y + first + v * LANES, sums[v]);
     }
 }
 
@@ -92,25 +132,24 @@ static void weight_values(const struct view *matrix, size_t row, size_t column, 
 static void multiply_float(const struct view *matrix, size_t first, size_t rows, const struct operand_rows *x,
                            const uint32_t *index, size_t count, float *out, void *panel) {
     bool rounded = x->format == OPERAND_BF16;
-    float *weights = panel; /* [PANEL_ROWS][DTYPE_AFFINE_GROUP] */
+    float *weights = panel; /* [DTYPE_AFFINE_GROUP][PANEL_ROWS] */
+    memset(weights, 0, DTYPE_AFFINE_GROUP * PANEL_ROWS * sizeof *weights);
     memset(out, 0, count * PANEL_ROWS * sizeof *out);
     for (size_t column = 0; column < matrix->columns; column += DTYPE_AFFINE_GROUP) {
         size_t left = matrix->columns - column, size = left < DTYPE_AFFINE_GROUP ? left : DTYPE_AFFINE_GROUP;
         for (size_t r = 0; r < rows; r++)
-            weight_values(matrix, first + r, column, size, weights + r * DTYPE_AFFINE_GROUP);
-        for (size_t i = 0; rounded && i < rows * DTYPE_AFFINE_GROUP; i++)
+            weight_values(matrix, first + r, column, size, weights + r);
+        for (size_t i = 0; rounded && i < size * PANEL_ROWS; i++)
             weights[i] = bf16_to_float(float_to_bf16(weights[i]));
         for (size_t i = 0; i < count; i++) {
             const unsigned char *input = operand_row(x, index, i);
             float values[DTYPE_AFFINE_GROUP];
-            for (size_t j = 0; j < size; j++)
-                values[j] = float_load(input, rounded ? DTYPE_BF16 : DTYPE_F32, column + j);
-            for (size_t r = 0; r < rows; r++) {
-                float y = out[i * PANEL_ROWS + r];
+            if (rounded)
                 for (size_t j = 0; j < size; j++)
-                    y += weights[r * DTYPE_AFFINE_GROUP + j] * values[j];
-                out[i * PANEL_ROWS + r] = y;
-            }
+                    values[j] = bf16_to_float(((const uint16_t *)input)[column + j]);
+            else
+                memcpy(values, (const float *)input + column, size * sizeof *values);
+            add_products(weights, values, size, out + i * PANEL_ROWS);
         }
     }
 }
