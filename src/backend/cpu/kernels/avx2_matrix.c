@@ -15,6 +15,7 @@
 #define GROUP_BYTES (DTYPE_AFFINE_GROUP / 2) /* of 4-bit codes */
 #define BLOCK_GROUPS 8                       /* whose scales are transposed at once */
 #define BLOCK_COLUMNS (BLOCK_GROUPS * DTYPE_AFFINE_GROUP)
+#define TILE_TOKENS 3     /* rows of input that a tile takes at once: as many sums as registers hold */
 #define FLOAT_COLUMNS 128 /* of a float32 panel: half of a small first-level cache */
 #define INLINE static inline __attribute__((always_inline))
 
@@ -178,9 +179,9 @@ INLINE void int8_tile(const struct int8_group *groups, const struct panel_scales
                       size_t first, float *out) {
     const __m256i ones = _mm256_set1_epi16(1);
     for (size_t g = 0; g < count; g++) {
-        __m256i products[2][4];
+        __m256i products[2][TILE_TOKENS];
         for (size_t half = 0; half < 2; half++) {
-            __m256i sums[2][4] = {0};
+            __m256i sums[2][TILE_TOKENS] = {0};
             for (size_t w = half * 4; w < half * 4 + 4; w++)
                 for (size_t odd = 0; odd < 2; odd++) {
                     const uint32_t *words = odd ? groups[g].odd[w] : groups[g].even[w];
@@ -222,9 +223,6 @@ INLINE void int8_tiles(const struct int8_group *groups, const struct panel_scale
         int8_tile(groups, scales, group, count, inputs, tokens, 1, vector * VECTOR_ROWS, out);
 }
 
-#ifndef TOKENS
-#define TOKENS 3
-#endif
 static void int8_many(const struct view *matrix, const struct panel_rows *rows, const struct operand_rows *x,
                       const uint32_t *index, size_t count, float *out, struct int8_group *panel) {
     struct panel_scales scales;
@@ -234,14 +232,14 @@ static void int8_many(const struct view *matrix, const struct panel_rows *rows, 
         size_t block = groups - group < BLOCK_GROUPS ? groups - group : BLOCK_GROUPS;
         unpack_scales(matrix, rows, group, block, &scales);
         unpack_int8(rows, group, block, panel);
-        for (size_t i = 0; i < count; i += TOKENS) {
-            struct int8_input inputs[TOKENS];
-            size_t tokens = count - i < TOKENS ? count - i : TOKENS;
+        for (size_t i = 0; i < count; i += TILE_TOKENS) {
+            struct int8_input inputs[TILE_TOKENS];
+            size_t tokens = count - i < TILE_TOKENS ? count - i : TILE_TOKENS;
             for (size_t t = 0; t < tokens; t++)
                 inputs[t] = int8_input(x, index, i + t);
             float *y = out + i * PANEL_ROWS;
-            if (tokens == TOKENS)
-                int8_tiles(panel, &scales, group, block, inputs, TOKENS, rows->vectors, y);
+            if (tokens == TILE_TOKENS)
+                int8_tiles(panel, &scales, group, block, inputs, TILE_TOKENS, rows->vectors, y);
             else
                 for (size_t t = 0; t < tokens; t++)
                     int8_tiles(panel, &scales, group, block, inputs + t, 1, rows->vectors,
@@ -281,6 +279,10 @@ INLINE void int8_stream(const struct view *matrix, const struct panel_rows *rows
             for (size_t r = 0; r < VECTOR_ROWS; r++) {
                 const unsigned char *at = codes[r] + (group + g) * GROUP_BYTES;
                 __m256i packed = _mm256_loadu_si256((const __m256i *)at);
+                /* The row 8 below is next; what is past the end of memory is not fetched. */
+                if (g % 2 == 0)
+                    _mm_prefetch((const char *)((uintptr_t)at + VECTOR_ROWS * matrix->columns / 2),
+                                 _MM_HINT_T0);
                 __m256i even = _mm256_and_si256(packed, low);
                 __m256i odd = _mm256_and_si256(_mm256_srli_epi16(packed, 4), low);
                 for (size_t t = 0; t < tokens; t++) {
@@ -398,7 +400,7 @@ static void unpack_floats(const struct view *matrix, const struct panel_rows *ro
 /* out[t][rows] += sum of panel[column][rows] * x[t][column], `vectors` vectors of rows */
 INLINE void float_tile(const float *panel, size_t columns, const float *const *x, size_t tokens,
                        size_t vectors, float *out) {
-    __m256 y[3][PANEL_VECTORS];
+    __m256 y[TILE_TOKENS][PANEL_VECTORS];
     for (size_t t = 0; t < tokens; t++)
         for (size_t v = 0; v < vectors; v++)
             y[t][v] = _mm256_load_ps(out + t * PANEL_ROWS + v * VECTOR_ROWS);
@@ -416,8 +418,8 @@ INLINE void float_tile(const float *panel, size_t columns, const float *const *x
 
 static void float_tiles(const float *panel, size_t columns, const float *const *x, size_t tokens,
                         size_t vectors, float *out) {
-    if (vectors == PANEL_VECTORS && tokens == 3)
-        float_tile(panel, columns, x, 3, PANEL_VECTORS, out);
+    if (vectors == PANEL_VECTORS && tokens == TILE_TOKENS)
+        float_tile(panel, columns, x, TILE_TOKENS, PANEL_VECTORS, out);
     else if (vectors == PANEL_VECTORS)
         for (size_t t = 0; t < tokens; t++)
             float_tile(panel, columns, x + t, 1, PANEL_VECTORS, out + t * PANEL_ROWS);
@@ -441,10 +443,10 @@ static void multiply_float(const struct view *matrix, size_t first, size_t rows,
         if (affine && column % BLOCK_COLUMNS == 0)
             unpack_scales(matrix, &panel_of, column / DTYPE_AFFINE_GROUP, groups, &scales);
         unpack_floats(matrix, &panel_of, &scales, column, columns, rounded, panel);
-        for (size_t i = 0; i < count; i += 3) {
-            float values[3][FLOAT_COLUMNS];
-            const float *inputs[3];
-            size_t tokens = count - i < 3 ? count - i : 3;
+        for (size_t i = 0; i < count; i += TILE_TOKENS) {
+            float values[TILE_TOKENS][FLOAT_COLUMNS];
+            const float *inputs[TILE_TOKENS];
+            size_t tokens = count - i < TILE_TOKENS ? count - i : TILE_TOKENS;
             for (size_t t = 0; t < tokens; t++) {
                 const unsigned char *row = operand_row(x, index, i + t);
                 inputs[t] = rounded ? values[t] : (const float *)row + column;
