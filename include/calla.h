@@ -135,10 +135,6 @@ void calla_session_close(struct calla_session *session);
 uint32_t calla_session_position(const struct calla_session *session); /* tokens read so far */
 uint32_t calla_session_context(const struct calla_session *session);  /* positions at most */
 
-/* Of a prompt, one step of a generation and one report of a read take at most `rows` tokens from here on (and
- * never more than the policy's chunk_rows), so that steps can be kept short. The numbers computed do not
- * change. */
-void calla_session_limit_chunk(struct calla_session *session, uint32_t rows);
 
 /* Forgets everything: position 0. */
 bool calla_session_reset(struct calla_session *session, struct calla_error *error);

@@ -1,5 +1,6 @@
 #include "evaluate.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 struct model {
@@ -57,7 +58,7 @@ static bool read_chunk(struct model *model, const int32_t *tokens, uint32_t posi
         program != NULL &&
         class->write(model->session, SPACE_STEP, STEP_RECORD, 0, &record, sizeof record, error) &&
         class->write(model->session, SPACE_STEP, STEP_TOKENS, 0, tokens, rows * sizeof *tokens, error) &&
-        class->run(model->session, program, error) &&
+        class->run(model->session, program, INFINITY, &(bool){false}, error) &&
         class->read(model->session, SPACE_STEP, STEP_LOGITS, 0, logits,
                     (uint64_t)rows * model->config.vocabulary * sizeof *logits, error);
     class->program_free(program);

@@ -6,8 +6,10 @@ import json
 import re
 import signal
 import socket
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -71,6 +73,17 @@ def read_until(connection, mark, seconds=60):
         assert piece, data
         data += piece
     return data
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere threads have no nice value to look at")
+def test_sockets_and_bodies_give_way_to_the_model(server):
+    assert server.post("/tokenize", {"content": "a"})[0] == 200
+    tasks = Path(f"/proc/{server.process.pid}/task")
+    nice = {task.name: int((task / "stat").read_text().rpartition(")")[2].split()[16]) for task in tasks.iterdir()}
+    usual = nice[str(server.process.pid)]
+    others = [value for value in nice.values() if value != usual]
+    assert len(others) >= 3 and set(others) == {min(usual + 10, 19)}  # two readers and an HTTP thread, or both
+    assert len(nice) - len(others) >= 2  # the main thread and the model's
 
 
 # Those that leave

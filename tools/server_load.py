@@ -4,9 +4,9 @@
     tools/server_load.py [--binary build/calla] [--model DIR] [--threads 1] [--rounds 5] [--connections 16]
 
 Rounds with and without load alternate, so that a busy machine disturbs both alike. The load is wrk, or a client
-written here where wrk is not installed. wrk stands for clients on other machines, so it runs with a nice value of 19 and takes
-the time that nothing else wants. The model gets --threads threads; leave at least one processor to the server's
-sockets and the load, or they share what the model has. Prints one line of JSON.
+written here where wrk is not installed. wrk stands for clients on other machines, so it runs with a nice value of
+19 and takes the time that nothing else wants. The model gets --threads threads; leave at least one processor to the
+server's sockets and the load, or they share what the model has. Prints one line of JSON.
 """
 
 import argparse

@@ -40,7 +40,12 @@ struct backend_class {
     struct program *(*compile)(struct device_session *session, const struct plan *plan,
                                struct calla_error *error);
     void (*program_free)(struct program *program);
-    bool (*run)(struct device_session *session, struct program *program, struct calla_error *error);
+    /* Runs a program, or goes on with one that is not finished. A backend that can stop within a program does
+     * so after about `seconds`, with *finished false; until it has finished, its session may only be given to
+     * run, with the same program, to reset or to session_close, which both give it up. Programs of other
+     * sessions may run. */
+    bool (*run)(struct device_session *session, struct program *program, double seconds, bool *finished,
+                struct calla_error *error);
 };
 
 /* Every implementation's struct starts with its class. */

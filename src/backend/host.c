@@ -35,7 +35,8 @@ void host_close(struct backend *base) {
     for (int i = 0; backend->workspaces != NULL && i < threads_count(backend->threads); i++)
         free(backend->workspaces[i].data);
     free(backend->workspaces);
-    free(backend->scratch.data);
+    free(backend->scratch[0].data);
+    free(backend->scratch[1].data);
     threads_close(backend->threads);
     free(backend);
 }
@@ -174,6 +175,7 @@ bool host_read(struct device_session *session, enum space space, uint32_t buffer
 
 bool host_reset(struct device_session *session, struct calla_error *error) {
     (void)error;
+    session->resets++;
     for (uint32_t i = 0; i < session->state_count; i++)
         memset(session->state[i].data, 0, (size_t)session->state[i].size);
     return true;
@@ -251,9 +253,13 @@ static size_t scratch_place(uint64_t bytes) {
     return ((size_t)bytes + 127) / 64 * 64;
 }
 
+static struct memory *scratch_of(const struct program *program, struct host_backend *backend) {
+    return &backend->scratch[program_is_large(program)];
+}
+
 /* Binds all ops to where the backend's scratch memory is now. */
 static bool bind_ops(struct program *program, struct device_session *session, struct calla_error *error) {
-    const struct memory *scratch = &session->backend->scratch;
+    const struct memory *scratch = scratch_of(program, session->backend);
     size_t offset = 0;
     for (uint32_t i = 0; i < program->scratch_count; i++) {
         program->scratch[i].data = (unsigned char *)scratch->data + offset;
@@ -267,7 +273,7 @@ static bool bind_ops(struct program *program, struct device_session *session, st
 }
 
 /* The sizes of the plan's scratch buffers, and memory for them. */
-static bool lay_out_scratch(struct program *program, const struct plan *plan, struct memory *scratch,
+static bool lay_out_scratch(struct program *program, const struct plan *plan, struct host_backend *backend,
                             struct calla_error *error) {
     for (uint32_t i = 0; i < plan->scratch_count; i++) {
         uint64_t bytes = buffer_shape_bytes(&plan->scratch[i]);
@@ -277,7 +283,7 @@ static bool lay_out_scratch(struct program *program, const struct plan *plan, st
         program->scratch_bytes += scratch_place(bytes);
     }
     program->scratch_count = plan->scratch_count;
-    return memory_reserve(scratch, program->scratch_bytes, "scratch memory", error);
+    return memory_reserve(scratch_of(program, backend), program->scratch_bytes, "scratch memory", error);
 }
 
 static bool check_ops(struct program *program, const struct plan *plan, struct calla_error *error) {
@@ -301,8 +307,7 @@ struct program *host_compile(struct device_session *session, const struct plan *
     program->scratch = calloc(plan->scratch_count + (size_t)1, sizeof *program->scratch);
     if (program->ops == NULL || program->scratch == NULL)
         error_memory(error, "a program", plan->op_count * sizeof *program->ops);
-    else if (check_ops(program, plan, error) &&
-             lay_out_scratch(program, plan, &session->backend->scratch, error) &&
+    else if (check_ops(program, plan, error) && lay_out_scratch(program, plan, session->backend, error) &&
              bind_ops(program, session, error))
         return program;
     host_program_free(program);
@@ -342,6 +347,7 @@ static bool check_position(const struct program *program, struct calla_error *er
 }
 
 bool host_ready(struct device_session *session, struct program *program, struct calla_error *error) {
-    return (program->scratch_base == session->backend->scratch.data || bind_ops(program, session, error)) &&
+    return (program->scratch_base == scratch_of(program, session->backend)->data ||
+            bind_ops(program, session, error)) &&
            check_position(program, error);
 }

@@ -40,8 +40,11 @@ struct memory {
     uint64_t size;
 };
 
-/* A plan bound to a session. Its scratch buffers lie in memory that all programs of a backend share, since
- * what scratch holds is undefined between runs. */
+/* Scratch bytes up to which a program is a small one. */
+#define HOST_SMALL_SCRATCH ((size_t)32 << 20)
+
+/* A plan bound to a session. Its scratch buffers lie in memory that programs of a backend share, since what
+ * scratch holds is undefined between runs. */
 struct program {
     struct bound_op *ops;
     struct memory *scratch;   /* buffers of the plan, at their places in the backend's scratch memory */
@@ -50,8 +53,13 @@ struct program {
     size_t scratch_bytes; /* of all */
 };
 
+static inline bool program_is_large(const struct program *program) {
+    return program->scratch_bytes > HOST_SMALL_SCRATCH;
+}
+
 struct device_session {
     struct host_backend *backend;
+    uint64_t resets;
     struct memory *state, *kv, *step;
     uint32_t state_count, kv_count;
 };
@@ -60,7 +68,9 @@ struct host_backend {
     struct backend base;
     struct threads *threads;
     const struct weights *weights;
-    struct memory scratch;     /* as large as the largest program's */
+    /* For small programs, such as a decode step's, and for large ones, so that a large one can be left where
+     * it is while small ones of other sessions run. Each is as large as the largest program's. */
+    struct memory scratch[2];
     struct memory *workspaces; /* one a thread, of one size */
 };
 

@@ -46,12 +46,14 @@ struct calla_session {
     int32_t sampled;  /* the id that lies in STEP_TOKENS[0] with the record ready for it, or -1 */
     float *logits;    /* [vocabulary]: a copy for the caller */
     struct step_record record;
+    uint32_t chunk; /* rows of the chunk of a prompt that is being read and not yet part of what was read */
     struct session_program programs[SESSION_PROGRAMS];
     uint64_t program_clock;
 };
 
 /* Makes ready to read these tokens (checked), starting over unless they continue what was read; then each
- * call of session_read_more reads one chunk of them, until the session's position is `count`. */
+ * call of session_read_more works on them for a quarter of a second or a little longer, until the session's
+ * position, which moves on by whole chunks, is `count`. */
 bool session_read_start(struct calla_session *session, const int32_t *tokens, size_t count,
                         struct calla_error *error);
 bool session_read_more(struct calla_session *session, const int32_t *tokens, size_t count,

@@ -54,10 +54,16 @@ static struct program *find_program(struct calla_session *session, const struct 
     return program;
 }
 
+static bool run_for(struct calla_session *session, const struct forward_options *options, double seconds,
+                    bool *finished, struct calla_error *error) {
+    struct program *program = find_program(session, options, error);
+    return program != NULL && session->model->class->run(session->device, program, seconds, finished, error);
+}
+
 bool session_run(struct calla_session *session, const struct forward_options *options,
                  struct calla_error *error) {
-    struct program *program = find_program(session, options, error);
-    return program != NULL && session->model->class->run(session->device, program, error);
+    bool finished = false;
+    return run_for(session, options, INFINITY, &finished, error);
 }
 
 struct calla_session *calla_session_open(struct calla_model *model,
@@ -122,13 +128,9 @@ uint32_t calla_session_context(const struct calla_session *session) {
     return session->context;
 }
 
-void calla_session_limit_chunk(struct calla_session *session, uint32_t rows) {
-    uint32_t most = session->layout.step[STEP_TOKENS].columns;
-    session->chunk_rows = rows < 1 ? 1 : rows > most ? most : rows;
-}
-
 bool calla_session_reset(struct calla_session *session, struct calla_error *error) {
     session->position = 0;
+    session->chunk = 0;
     session->have_logits = false;
     session->sampled = -1;
     return session->model->class->reset(session->device, error);
@@ -144,15 +146,23 @@ static bool write_record(struct calla_session *session, uint32_t rows, struct ca
                                         sizeof session->record, error);
 }
 
-/* Reads one chunk at the session's position. */
+/* Reads one chunk at the session's position, for about `seconds`: to be called again, with the same tokens,
+ * while session->chunk is not 0. */
 static bool read_chunk(struct calla_session *session, const int32_t *tokens, uint32_t rows,
-                       enum forward_logits logits, struct calla_error *error) {
+                       enum forward_logits logits, double seconds, struct calla_error *error) {
     struct forward_options options = {.rows = rows, .logits = logits};
-    if (!write_record(session, rows, error) ||
-        !session->model->class->write(session->device, SPACE_STEP, STEP_TOKENS, 0, tokens, (uint64_t)rows * 4,
-                                      error) ||
-        !session_run(session, &options, error))
+    if (session->chunk == 0 && (!write_record(session, rows, error) ||
+                                !session->model->class->write(session->device, SPACE_STEP, STEP_TOKENS, 0,
+                                                              tokens, (uint64_t)rows * 4, error)))
         return false;
+    session->chunk = rows;
+    session->have_logits = false;
+    bool finished = false;
+    if (!run_for(session, &options, seconds, &finished, error))
+        return false;
+    if (!finished)
+        return true;
+    session->chunk = 0;
     memcpy(session->tokens + session->position, tokens, rows * sizeof *tokens);
     session->position += rows;
     session->have_logits = logits == LOGITS_LAST;
@@ -192,7 +202,7 @@ static bool fail_reset(struct calla_session *session) {
 
 size_t calla_session_common(const struct calla_session *session, const int32_t *tokens, size_t count) {
     size_t position = session->position;
-    if (position > count || (position == count && !session->have_logits))
+    if (session->chunk > 0 || position > count || (position == count && !session->have_logits))
         return 0;
     return memcmp(session->tokens, tokens, position * sizeof *tokens) == 0 ? position : 0;
 }
@@ -204,12 +214,15 @@ bool session_read_start(struct calla_session *session, const int32_t *tokens, si
     return calla_session_common(session, tokens, count) > 0 || calla_session_reset(session, error);
 }
 
+/* Others may wait for the model, and nobody can be told to stop within a piece of work. */
+#define PIECE_SECONDS 0.25
+
 bool session_read_more(struct calla_session *session, const int32_t *tokens, size_t count,
                        struct calla_error *error) {
     size_t left = count - session->position;
     uint32_t rows = left > session->chunk_rows ? session->chunk_rows : (uint32_t)left;
     enum forward_logits logits = rows == left ? LOGITS_LAST : LOGITS_NONE;
-    return rows == 0 || read_chunk(session, tokens + session->position, rows, logits, error) ||
+    return rows == 0 || read_chunk(session, tokens + session->position, rows, logits, PIECE_SECONDS, error) ||
            fail_reset(session);
 }
 
@@ -262,7 +275,7 @@ bool calla_session_evaluate(struct calla_session *session, const int32_t *tokens
         most = session->chunk_rows;
     for (size_t done = 0; done < count;) {
         uint32_t rows = count - done > most ? most : (uint32_t)(count - done);
-        if (!read_chunk(session, tokens + done, rows, LOGITS_ALL, error))
+        if (!read_chunk(session, tokens + done, rows, LOGITS_ALL, INFINITY, error))
             return fail_reset(session);
         for (uint32_t i = 0; i < rows; i++) {
             if (!fetch_logits(session, i, error))
@@ -304,7 +317,7 @@ bool session_step(struct calla_session *session, int32_t token, int32_t *next, s
     if (session->position == session->context)
         return error_set(error, CALLA_CONTEXT_FULL, "The context of %u tokens is full.", session->context);
     if (next == NULL)
-        return read_chunk(session, &token, 1, LOGITS_LAST, error) || fail_reset(session);
+        return read_chunk(session, &token, 1, LOGITS_LAST, INFINITY, error) || fail_reset(session);
     /* Right after a sample the device already has the token and its position; otherwise they are written. */
     if (session->sampled != token && (!write_record(session, 1, error) ||
                                       !session->model->class->write(session->device, SPACE_STEP, STEP_TOKENS,

@@ -40,7 +40,6 @@ struct scheduler {
     struct session_pool *pool;
     struct task tasks[SCHEDULER_MOST_SESSIONS];
     size_t task_count;
-    uint32_t chunk; /* tokens of a prompt that a step reads */
 };
 
 /* Tasks */
@@ -166,24 +165,6 @@ static void begin_task(struct scheduler *scheduler, struct job *job, double wait
     pthread_mutex_unlock(&scheduler->lock);
 }
 
-/* Others wait for a step, and nobody can leave during one: a chunk of a prompt is the largest power of two
- * (each size has a plan of its own) that the model was lately fast enough for. */
-#define STEP_SECONDS 0.4
-#define LEAST_CHUNK 8u
-#define MOST_CHUNK 512u
-#define FIRST_CHUNK 32u
-
-static void adapt_chunk(struct scheduler *scheduler, size_t tokens, double seconds) {
-    /* A rest at the end of a prompt says little about a whole chunk. */
-    if (tokens * 2 < scheduler->chunk || seconds <= 0)
-        return;
-    double fits = (double)tokens / seconds * STEP_SECONDS;
-    uint32_t chunk = LEAST_CHUNK;
-    while (chunk < MOST_CHUNK && chunk < scheduler->chunk * 4 && chunk * 2 <= fits)
-        chunk *= 2;
-    scheduler->chunk = chunk;
-}
-
 /* One step of the task that has had the least; of several, of the one that came last. */
 static void step(struct scheduler *scheduler) {
     size_t index = 0;
@@ -200,15 +181,11 @@ static void step(struct scheduler *scheduler) {
     struct calla_error error;
     calla_generation_progress(task->generation, &read_before, &made);
     bool reading = read_before < exchange_prompt(task->job->exchange)->tokens.count;
-    if (reading)
-        calla_session_limit_chunk(task->session, scheduler->chunk);
     double start = system_seconds();
     bool ok = calla_generation_step(task->generation, &done, &error);
     double seconds = system_seconds() - start;
     task->consumed += seconds;
     calla_generation_progress(task->generation, &read, &made);
-    if (reading)
-        adapt_chunk(scheduler, read - read_before, seconds);
     job_progress(task->job, read, exchange_prompt(task->job->exchange)->tokens.count);
     pthread_mutex_lock(&task->job->lock);
     *(reading ? &task->job->numbers.prompt_seconds : &task->job->numbers.reply_seconds) += seconds;
@@ -371,7 +348,6 @@ struct scheduler *scheduler_open(const struct scheduler_options *options, struct
     pthread_cond_init(&scheduler->changed, NULL);
     scheduler->options = *options;
     scheduler->log = log;
-    scheduler->chunk = FIRST_CHUNK;
     snprintf(scheduler->view.loading, sizeof scheduler->view.loading, "opening the model");
     /* Beyond those that wait come those that are on their way to a free session. */
     scheduler->queue_room = options->queue + SCHEDULER_MOST_SESSIONS;

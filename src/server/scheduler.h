@@ -1,6 +1,6 @@
 /* The one thread that owns the model. It loads it, and then makes the replies of several requests in turn:
- * one step (a chunk of a prompt, or a token) at a time, always of the request that has had the least of the
- * model's time. So a short request gets its turn between the chunks of a long prompt.
+ * one step (a quarter of a second of a prompt, or a token) at a time, always of the request that has had the
+ * least of the model's time. So a short request gets its turn within a long prompt.
  *
  * A request in work has a session to itself. Those for which no session is free wait in a queue of bounded
  * length, first come, first served. */

@@ -280,7 +280,7 @@ static inline bool bench_try(struct bench *bench, const struct backend_class *cl
     struct program *program = class->compile(session, &bench->plan, error);
     bool done = program != NULL;
     for (int i = 0; done && i < times; i++)
-        done = class->run(session, program, error);
+        done = class->run(session, program, INFINITY, &(bool){false}, error);
     for (uint32_t i = 0; i < bench->buffer_count; i++)
         assert_true(class->read(session, SPACE_STATE, i, 0, bench->data[i],
                                 buffer_shape_bytes(&bench->shapes[i]), error));

@@ -35,7 +35,7 @@ static bool live_once(const struct bench *bench, struct weights *weights, struct
     bool done = cpu_backend.load(backend, weights, NULL, error) &&
                 (session = cpu_backend.session_open(backend, &layout, error)) != NULL &&
                 (program = cpu_backend.compile(session, &bench->plan, error)) != NULL &&
-                cpu_backend.run(session, program, error);
+                cpu_backend.run(session, program, 1e9, &(bool){false}, error);
     cpu_backend.program_free(program);
     cpu_backend.session_close(session);
     cpu_backend.close(backend);

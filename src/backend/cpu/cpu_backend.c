@@ -1,9 +1,11 @@
 /* The CPU backend: a plan's ops on all worker threads. Every thread goes through the phases; in each it takes
  * pieces of the phase's work, one by one, until there are none left, and then meets the others. */
+#include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
 #include "backend/cpu/cpu.h"
+#include "base/system.h"
 
 /* Pieces that an op's units are cut into, a thread: enough to even out pieces of unequal work. */
 #define SLICES_PER_THREAD 16
@@ -18,13 +20,19 @@ struct phase {
     atomic_size_t next;   /* slice to be taken */
 };
 
+struct cpu_backend;
+
 struct cpu_program {
     struct program program;
+    struct cpu_backend *backend;
+    struct device_session *session;
     struct cpu_op *functions; /* of each op */
     size_t *shared_offsets;   /* of each op, in the backend's shared memory */
     struct progress *progress;
     struct phase *phases;
     uint32_t phase_count;
+    uint32_t next_phase; /* to go on with */
+    uint64_t ended;      /* run to its end without its owner: the session's resets then, plus 1 */
 };
 
 struct cpu_backend {
@@ -32,21 +40,32 @@ struct cpu_backend {
     const struct kernels *kernels;
     enum operand_format format;
     struct memory shared; /* what ops of one phase prepare: as large as the largest phase's */
+    /* The large program that was stopped before its end, if there is one. When another needs the memory that
+     * it works in, it is run to its end first. */
+    struct cpu_program *stopped;
 };
 
 /* One run of a program. */
 struct run {
     struct cpu_backend *backend;
     struct cpu_program *program;
-    struct phase *phase; /* the one that the threads are in */
+    uint32_t phase;      /* the one that the threads are in */
+    double start, limit; /* seconds */
+    bool stopping;
 };
+
+static struct phase *phase_of(const struct run *run) {
+    return &run->program->phases[run->phase];
+}
 
 static struct cpu_task task_of(const struct cpu_backend *backend, const struct cpu_program *program,
                                uint32_t op) {
     return (struct cpu_task){.op = &program->program.ops[op],
                              .kernels = backend->kernels,
                              .format = backend->format,
-                             .shared = (char *)backend->shared.data + program->shared_offsets[op]};
+                             .shared = backend->shared.data == NULL
+                                           ? NULL /* while the first plan is compiled */
+                                           : (char *)backend->shared.data + program->shared_offsets[op]};
 }
 
 /* An op's units, cut into slices. */
@@ -71,7 +90,7 @@ static void run_slice(void (*run)(const struct cpu_task *task, size_t begin, siz
 static bool run_taken(const struct run *run, size_t taken, size_t threads, void *workspace) {
     struct cpu_program *program = run->program;
     size_t most = threads * SLICES_PER_THREAD;
-    for (uint32_t op = run->phase->first; op < run->phase->last; op++) {
+    for (uint32_t op = phase_of(run)->first; op < phase_of(run)->last; op++) {
         struct cpu_task task = task_of(run->backend, program, op);
         struct slices prepare = slices_of(program->functions[op].prepare_units, &task, most);
         if (taken < prepare.count) {
@@ -82,7 +101,7 @@ static bool run_taken(const struct run *run, size_t taken, size_t threads, void 
         }
         taken -= prepare.count;
     }
-    for (uint32_t op = run->phase->first; op < run->phase->last; op++) {
+    for (uint32_t op = phase_of(run)->first; op < phase_of(run)->last; op++) {
         struct cpu_task task = task_of(run->backend, program, op);
         const struct cpu_op *functions = &program->functions[op];
         struct slices slices = slices_of(functions->units, &task, most);
@@ -108,12 +127,14 @@ static bool run_taken(const struct run *run, size_t taken, size_t threads, void 
 /* Once all threads are through with a phase: its counters are zero again for the next run. */
 static void next_phase(void *argument) {
     struct run *run = argument;
-    atomic_store_explicit(&run->phase->next, 0, memory_order_relaxed);
-    for (uint32_t op = run->phase->first; op < run->phase->last; op++) {
+    struct phase *phase = phase_of(run);
+    atomic_store_explicit(&phase->next, 0, memory_order_relaxed);
+    for (uint32_t op = phase->first; op < phase->last; op++) {
         atomic_store_explicit(&run->program->progress[op].prepared, 0, memory_order_relaxed);
         atomic_store_explicit(&run->program->progress[op].done, 0, memory_order_relaxed);
     }
     run->phase++;
+    run->stopping = run->phase == run->program->phase_count || system_seconds() - run->start >= run->limit;
 }
 
 static void work(void *argument, size_t thread) {
@@ -121,27 +142,86 @@ static void work(void *argument, size_t thread) {
     struct threads *team = run->backend->host.threads;
     size_t threads = (size_t)threads_count(team);
     void *workspace = run->backend->host.workspaces[thread].data;
-    for (uint32_t phase = 0; phase < run->program->phase_count; phase++) {
-        while (run_taken(run, atomic_fetch_add_explicit(&run->phase->next, 1, memory_order_relaxed), threads,
-                         workspace))
+    while (!run->stopping) {
+        atomic_size_t *next = &phase_of(run)->next;
+        while (run_taken(run, atomic_fetch_add_explicit(next, 1, memory_order_relaxed), threads, workspace))
             ;
         threads_meet(team, next_phase, run);
     }
 }
 
-static bool cpu_run(struct device_session *session, struct program *program, struct calla_error *error) {
-    if (!host_ready(session, program, error))
-        return false;
+/* Runs a program from where it was stopped for about `seconds`; true when it has come to its end. Only large
+ * programs are stopped: small ones do not keep their scratch memory. */
+static bool go_on(struct cpu_backend *backend, struct cpu_program *program, double seconds) {
+    bool large = program_is_large(&program->program);
+    struct run run = {.backend = backend,
+                      .program = program,
+                      .phase = program->next_phase,
+                      .start = system_seconds(),
+                      .limit = large ? seconds : INFINITY,
+                      .stopping = program->phase_count == 0};
+    threads_run(backend->host.threads, work, &run, (size_t)threads_count(backend->host.threads));
+    bool ended = run.phase == program->phase_count;
+    program->next_phase = ended ? 0 : run.phase;
+    if (large)
+        backend->stopped = ended ? NULL : program;
+    return ended;
+}
+
+/* Brings the stopped program to its end, so that its scratch memory is free. */
+static void end_stopped(struct cpu_backend *backend) {
+    struct cpu_program *program = backend->stopped;
+    if (program == NULL)
+        return;
+    go_on(backend, program, INFINITY);
+    program->ended = program->session->resets + 1;
+}
+
+static bool cpu_run(struct device_session *session, struct program *program, double seconds, bool *finished,
+                    struct calla_error *error) {
+    struct cpu_backend *backend = (struct cpu_backend *)session->backend;
     struct cpu_program *compiled = (struct cpu_program *)program;
-    struct run run = {(struct cpu_backend *)session->backend, compiled, compiled->phases};
-    threads_run(session->backend->threads, work, &run, (size_t)threads_count(session->backend->threads));
+    *finished = true;
+    bool ended = compiled->ended == session->resets + 1;
+    compiled->ended = 0;
+    if (ended)
+        return true;
+    if (backend->stopped != compiled) {
+        if (program_is_large(program))
+            end_stopped(backend);
+        if (!host_ready(session, program, error))
+            return false;
+    }
+    *finished = go_on(backend, compiled, seconds);
     return true;
+}
+
+/* Gives up the stopped program if it is the session's. */
+static void give_up(const struct device_session *session) {
+    struct cpu_backend *backend = (struct cpu_backend *)session->backend;
+    if (backend->stopped == NULL || backend->stopped->session != session)
+        return;
+    backend->stopped->next_phase = 0;
+    backend->stopped = NULL;
+}
+
+static bool cpu_reset(struct device_session *session, struct calla_error *error) {
+    give_up(session);
+    return host_reset(session, error);
+}
+
+static void cpu_session_close(struct device_session *session) {
+    if (session != NULL)
+        give_up(session);
+    host_session_close(session);
 }
 
 static void cpu_program_free(struct program *program) {
     struct cpu_program *compiled = (struct cpu_program *)program;
     if (compiled == NULL)
         return;
+    if (compiled->backend->stopped == compiled)
+        compiled->backend->stopped = NULL;
     free(compiled->functions);
     free(compiled->shared_offsets);
     free(compiled->progress);
@@ -176,10 +256,14 @@ static bool prepare_run(struct cpu_backend *backend, struct cpu_program *program
 
 static struct program *cpu_compile(struct device_session *session, const struct plan *plan,
                                    struct calla_error *error) {
+    struct cpu_backend *backend = (struct cpu_backend *)session->backend;
+    end_stopped(backend); /* its memory may move */
     struct program *program = host_compile(session, plan, sizeof(struct cpu_program), error);
     if (program == NULL)
         return NULL;
     struct cpu_program *compiled = (struct cpu_program *)program;
+    compiled->backend = backend;
+    compiled->session = session;
     size_t count = plan->op_count + (size_t)1;
     compiled->functions = calloc(count, sizeof *compiled->functions);
     compiled->shared_offsets = calloc(count, sizeof *compiled->shared_offsets);
@@ -188,7 +272,7 @@ static struct program *cpu_compile(struct device_session *session, const struct 
     if (compiled->functions == NULL || compiled->shared_offsets == NULL || compiled->progress == NULL ||
         compiled->phases == NULL)
         error_memory(error, "a program", count * sizeof *compiled->functions);
-    else if (prepare_run((struct cpu_backend *)session->backend, compiled, error))
+    else if (prepare_run(backend, compiled, error))
         return program;
     cpu_program_free(program);
     return NULL;
@@ -224,10 +308,10 @@ const struct backend_class cpu_backend = {
     .threads = host_threads,
     .load = host_load,
     .session_open = host_session_open,
-    .session_close = host_session_close,
+    .session_close = cpu_session_close,
     .write = host_write,
     .read = host_read,
-    .reset = host_reset,
+    .reset = cpu_reset,
     .compile = cpu_compile,
     .program_free = cpu_program_free,
     .run = cpu_run,

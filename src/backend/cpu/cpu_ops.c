@@ -27,6 +27,16 @@ static const struct cpu_op *const with_kernels[OP_KIND_COUNT] = {
     [OP_KV_WRITE] = &cpu_kv_write,
     [OP_QK_PREP] = &cpu_qk_prep,
     [OP_ATTENTION] = &cpu_attention,
+    [OP_EXPERT_SORT] = &cpu_expert_sort,
+    [OP_SWIGLU] = &cpu_swiglu,
+    [OP_EXPERT_COMBINE] = &cpu_expert_combine,
+    [OP_RMS_NORM] = &cpu_rms_norm,
+    [OP_GATED_NORM] = &cpu_gated_norm,
+    [OP_CONV_SILU] = &cpu_conv_silu,
+    [OP_DELTA_GATES] = &cpu_delta_gates,
+    [OP_DELTA_SCAN] = &cpu_delta_scan,
+    [OP_DELTA_TAIL] = &cpu_delta_tail,
+    [OP_SAMPLE] = &cpu_sample,
 };
 
 struct cpu_op cpu_op_of(enum op_kind kind) {

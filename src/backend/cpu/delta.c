@@ -3,9 +3,8 @@
 
 #include <math.h>
 
-/* Rows of a head's state that are a unit of the scan: they stay in the first-level cache for a whole chunk.
- */
-#define TILE_ROWS 32
+/* Rows of a head's state that are a unit of the scan. */
+#define UNIT_ROWS 64
 
 static size_t larger(size_t a, size_t b) {
     return a > b ? a : b;
@@ -91,22 +90,22 @@ static void gates_run(const struct cpu_task *task, size_t begin, size_t end) {
 const struct cpu_op cpu_delta_gates = {
     .units = gates_units, .run = gates_run, .workspace_bytes = gates_workspace};
 
-static size_t tiles_of(const struct op_constants *c) {
-    return (c->value_size + TILE_ROWS - 1) / TILE_ROWS;
+static size_t units_a_head(const struct op_constants *c) {
+    return (c->value_size + UNIT_ROWS - 1) / UNIT_ROWS;
 }
 
 static size_t scan_units(const struct cpu_task *task) {
-    return task->op->op.constants.value_heads * tiles_of(&task->op->op.constants);
+    return task->op->op.constants.value_heads * units_a_head(&task->op->op.constants);
 }
 
 /* q[T,Hk*Dk], k[T,Hk*Dk], v[T,Hv*Dv], decay[T,Hv], beta[T,Hv], state[Hv*Dv,Dk] -> y[T,Hv*Dv], state. Unit:
- * TILE_ROWS rows of a value head's state, or the last of them. */
+ * UNIT_ROWS rows of a value head's state, or the last of them. */
 static void scan_run(const struct cpu_task *task, size_t begin, size_t end) {
     const struct op_constants *c = &task->op->op.constants;
     const struct view *views = task->op->views;
-    size_t tiles = tiles_of(c);
+    size_t units = units_a_head(c);
     for (size_t unit = begin; unit < end; unit++) {
-        size_t head = unit / tiles, row = unit % tiles * TILE_ROWS;
+        size_t head = unit / units, row = unit % units * UNIT_ROWS;
         size_t key = head * c->key_heads / c->value_heads * c->key_size, value = head * c->value_size + row;
         struct delta_rows rows = {
             .state = float_row(&views[5], value),
@@ -123,7 +122,7 @@ static void scan_run(const struct cpu_task *task, size_t begin, size_t end) {
             .beta_stride = views[4].stride,
             .y_stride = views[6].stride,
             .tokens = views[0].rows,
-            .rows = c->value_size - row < TILE_ROWS ? c->value_size - row : TILE_ROWS,
+            .rows = c->value_size - row < UNIT_ROWS ? c->value_size - row : UNIT_ROWS,
             .keys = c->key_size,
         };
         task->kernels->vector->delta_scan(&rows);

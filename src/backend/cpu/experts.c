@@ -214,8 +214,7 @@ static void gate_up_products(const struct cpu_task *task, const struct view *gat
     multiply(task, gate, first, rows, &gate_input, index, count, memory->first, memory->panel);
     multiply(task, up, first, rows, &up_input, index, count, memory->second, memory->panel);
     for (size_t i = 0; i < count * PANEL_ROWS; i += PANEL_ROWS)
-        for (size_t r = i; r < i + rows; r++)
-            memory->first[r] = silu(memory->first[r]) * memory->second[r];
+        task->kernels->vector->swiglu(memory->first + i, memory->second + i, memory->first + i, rows);
 }
 
 static void gate_up_run(const struct cpu_task *task, size_t begin, size_t end) {

@@ -14,6 +14,12 @@
 /* Groups whose scales and offsets are turned at once: a cache line of bf16 values a row. */
 #define SCALE_GROUPS 32
 
+/* Before a loop of at most 16 turns: without it GCC moves all sums from register to register at each turn. */
+#ifdef __clang__
+#define UNROLLED _Pragma("clang loop unroll(full)")
+#else
+#define UNROLLED _Pragma("GCC unroll 16")
+#endif
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 multiply_function avx512_vnni_multiply_int8;

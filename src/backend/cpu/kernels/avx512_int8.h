@@ -10,8 +10,8 @@
 
 #include "backend/cpu/kernels/avx512.h"
 
-/* Groups whose codes are unpacked at once: half of the first-level cache. */
-#define CODE_GROUPS 8
+/* Groups whose codes are unpacked at once: 8 KB, so that reading ahead goes on in short turns. */
+#define CODE_GROUPS 4
 /* Steps of a group of 64 columns. */
 #define STEPS 16
 #define BLOCK_BYTES 64 /* of the codes of two groups of a row */
@@ -56,6 +56,7 @@ ALWAYS_INLINE void dot_group(size_t count, const uint32_t (*steps)[PANEL_ROWS], 
                              size_t at, __m512i sums[][STRIPES]) {
     for (size_t i = 0; i < count; i++)
         sums[i][0] = sums[i][1] = _mm512_castps_si512(_mm512_set1_ps(INTEGER_BASE));
+    UNROLLED
     for (size_t s = 0; s < STEPS; s++) {
         __m512i first = _mm512_load_si512(steps[s]), second = _mm512_load_si512(steps[s] + STRIPE_ROWS);
         for (size_t i = 0; i < count; i++) {
@@ -76,10 +77,12 @@ ALWAYS_INLINE void dot_group(size_t count, const uint32_t (*steps)[PANEL_ROWS], 
     const __m512i one = _mm512_set1_epi16(1);
     for (size_t i = 0; i < count; i++)
         sums[i][0] = sums[i][1] = _mm512_castps_si512(_mm512_set1_ps(INTEGER_BASE));
+    UNROLLED
     for (size_t half = 0; half < STEPS; half += STEPS / 2) {
         __m512i pairs[TILE_INPUTS][STRIPES]; /* 8 steps of at most 2 * 15 * 127 fit 16 bits */
         for (size_t i = 0; i < count; i++)
             pairs[i][0] = pairs[i][1] = _mm512_setzero_si512();
+        UNROLLED
         for (size_t s = half; s < half + STEPS / 2; s++) {
             __m512i first = _mm512_load_si512(steps[s]), second = _mm512_load_si512(steps[s] + STRIPE_ROWS);
             for (size_t i = 0; i < count; i++) {
@@ -123,15 +126,16 @@ ALWAYS_INLINE __m512i sum_lane_pairs(__m512i a, __m512i b) {
     return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
 }
 
-/* A stripe with one or two inputs. `next` and `next_scales` are what will be read after it: 16 rows of 1 KB
- * apart are no sequence that the processor would foresee. */
+/* A stripe with one or two inputs. While it is multiplied the next one is read ahead, in the same order: the
+ * processor would not foresee 16 rows 1 KB apart. */
 ALWAYS_INLINE void multiply_stripe(size_t count, const struct view *matrix, const struct stripe *stripe,
                                    const struct int8_input *inputs, struct panel_scales *panel, float *out) {
     const __m512i low_half = _mm512_set1_epi8(15);
     size_t groups = matrix->columns / DTYPE_AFFINE_GROUP;
     bool short_scale = matrix->scale_dtype != DTYPE_F32;
     bool last = stripe->rows[STRIPE_ROWS - 1] + 1 >= matrix->rows;
-    const unsigned char *next = stripe->codes[0] + (last ? 0 : STRIPE_ROWS * groups * (BLOCK_BYTES / 2));
+    size_t row_bytes = groups * (DTYPE_AFFINE_GROUP / 2);
+    const unsigned char *next = stripe->codes[0] + (last ? 0 : STRIPE_ROWS * row_bytes);
     size_t next_scales = (stripe->rows[0] + (last ? 0 : STRIPE_ROWS)) * groups * 2;
     __m512 y[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
     for (size_t begin = 0; begin < groups; begin += SCALE_GROUPS) {
@@ -139,7 +143,7 @@ ALWAYS_INLINE void multiply_stripe(size_t count, const struct view *matrix, cons
         for (size_t g = begin; g < groups && g < begin + SCALE_GROUPS; g += 2) {
             size_t block = g / 2;
             for (size_t i = 0; i < STRIPE_ROWS; i++)
-                _mm_prefetch((const char *)next + (block * STRIPE_ROWS + i) * BLOCK_BYTES, _MM_HINT_T0);
+                _mm_prefetch((const char *)next + i * row_bytes + (block + 1) * BLOCK_BYTES - 1, _MM_HINT_T0);
             _mm_prefetch((const char *)matrix->scales + next_scales + block * 64, _MM_HINT_T0);
             _mm_prefetch((const char *)matrix->biases + next_scales + block * 64, _MM_HINT_T0);
             __mmask16 present = lanes16((groups - g) * 8);
@@ -204,8 +208,11 @@ ALWAYS_INLINE void unpack_block(const struct stripe *stripe, size_t group, size_
     const __m512i low_half = _mm512_set1_epi8(15);
     __mmask16 present = lanes16((groups - group) * 8);
     __m512i words[STRIPE_ROWS];
-    for (size_t r = 0; r < STRIPE_ROWS; r++)
-        words[r] = _mm512_maskz_loadu_epi32(present, stripe->codes[r] + group / 2 * BLOCK_BYTES);
+    for (size_t r = 0; r < STRIPE_ROWS; r++) {
+        const unsigned char *block = stripe->codes[r] + group / 2 * BLOCK_BYTES;
+        words[r] = _mm512_maskz_loadu_epi32(present, block);
+        _mm_prefetch((const char *)block + 2 * BLOCK_BYTES - 1, _MM_HINT_T0);
+    }
     transpose(words);
     for (size_t i = 0; i < 16; i++) {
         _mm512_store_si512(codes + 2 * i * PANEL_ROWS, _mm512_and_si512(words[i], low_half));
@@ -214,17 +221,33 @@ ALWAYS_INLINE void unpack_block(const struct stripe *stripe, size_t group, size_
     }
 }
 
-/* Groups [begin, end) of the panel, at most CODE_GROUPS, with a tile of inputs: out[count][PANEL_ROWS] += */
-ALWAYS_INLINE void multiply_tile(size_t count, const struct int8_panel *panel, size_t begin, size_t end,
-                                 const struct operand_rows *x, const uint32_t *index, size_t first_input,
-                                 float *out) {
+/* Cache lines that a group of a panel takes. */
+#define GROUP_LINES (PANEL_ROWS * DTYPE_AFFINE_GROUP / 2 / 64)
+
+struct int8_tile {
+    const struct operand_rows *x;
+    const uint32_t *index;
+    size_t first_input, begin, end; /* groups, at most CODE_GROUPS */
+    const char *next;               /* the codes of the next panel, */
+    size_t first_line, end_line;    /* of which each group these lines are read ahead */
+    float *out;                     /* [count][PANEL_ROWS] += */
+};
+
+ALWAYS_INLINE void multiply_tile(size_t count, const struct int8_panel *panel, const struct int8_tile *tile) {
+    const struct operand_rows *x = tile->x;
+    float *out = tile->out;
     const int8_t *inputs[TILE_INPUTS];
     for (size_t i = 0; i < count; i++)
-        inputs[i] = (const int8_t *)input_row(x, index, first_input + i);
+        inputs[i] = (const int8_t *)input_row(x, tile->index, tile->first_input + i);
     size_t scales = int8_scales_offset(x->columns), sums = int8_sums_offset(x->columns);
-    for (size_t g = begin; g < end; g++) {
+    for (size_t g = tile->begin; g < tile->end; g++) {
         __m512i products[TILE_INPUTS][STRIPES];
-        dot_group(count, panel->codes[g - begin], inputs, g / 2 * 128 + g % 2 * 32, products);
+        for (size_t line = tile->first_line; line < tile->end_line; line++)
+            _mm_prefetch(tile->next + (g * GROUP_LINES + line) * 64, _MM_HINT_T1);
+        dot_group(count, panel->codes[g - tile->begin], inputs, g / 2 * 128 + g % 2 * 32, products);
+        /* Outputs stay in memory: compilers would carry them from group to group in registers that are not
+         * there. */
+        __asm__ volatile("" ::: "memory");
         for (size_t s = 0; s < STRIPES; s++) {
             __m512 scale = _mm512_load_ps(panel->scales.scales[g % SCALE_GROUPS] + s * STRIPE_ROWS);
             __m512 offset = _mm512_load_ps(panel->scales.offsets[g % SCALE_GROUPS] + s * STRIPE_ROWS);
@@ -238,43 +261,37 @@ ALWAYS_INLINE void multiply_tile(size_t count, const struct int8_panel *panel, s
     }
 }
 
+#define TILE(size)                                                                                           \
+    static __attribute__((noinline)) void multiply_tile_##size(const struct int8_panel *panel,               \
+                                                               const struct int8_tile *tile) {               \
+        multiply_tile(size, panel, tile);                                                                    \
+    }
+TILE(3)
+TILE(4)
+TILE(5)
+TILE(6)
+TILE(7)
+TILE(8)
+#undef TILE
+
 static void multiply_tiles(const struct int8_panel *panel, size_t begin, size_t end,
-                           const struct operand_rows *x, const uint32_t *index, size_t count, float *out) {
+                           const struct operand_rows *x, const uint32_t *index, size_t count,
+                           const unsigned char *next, float *out) {
+    static void (*const functions[])(const struct int8_panel *, const struct int8_tile *) = {
+        multiply_tile_3, multiply_tile_4, multiply_tile_5, multiply_tile_6, multiply_tile_7, multiply_tile_8};
     for (size_t i = 0, size; i < count; i += size) {
         size = tile_size(i, count);
-        float *tile = out + i * PANEL_ROWS;
-        switch (size) {
-        case 8:
-            multiply_tile(8, panel, begin, end, x, index, i, tile);
-            break;
-        case 7:
-            multiply_tile(7, panel, begin, end, x, index, i, tile);
-            break;
-        case 6:
-            multiply_tile(6, panel, begin, end, x, index, i, tile);
-            break;
-        case 5:
-            multiply_tile(5, panel, begin, end, x, index, i, tile);
-            break;
-        case 4:
-            multiply_tile(4, panel, begin, end, x, index, i, tile);
-            break;
-        default:
-            multiply_tile(3, panel, begin, end, x, index, i, tile);
-        }
+        struct int8_tile tile = {.x = x,
+                                 .index = index,
+                                 .first_input = i,
+                                 .begin = begin,
+                                 .end = end,
+                                 .next = (const char *)next,
+                                 .first_line = GROUP_LINES * i / count,
+                                 .end_line = GROUP_LINES * (i + size) / count,
+                                 .out = out + i * PANEL_ROWS};
+        functions[size - 3](panel, &tile);
     }
-}
-
-/* A panel's part of the next one, read ahead: the processor would not foresee rows 1 KB apart. */
-static inline void prefetch_block(const struct view *matrix, size_t row, size_t block) {
-    size_t groups = matrix->columns / DTYPE_AFFINE_GROUP;
-    if (row >= matrix->rows)
-        return;
-    const char *codes = (const char *)matrix->bytes + row * groups * (BLOCK_BYTES / 2);
-    for (size_t i = 0; i < STRIPE_ROWS; i++)
-        _mm_prefetch(codes + (block * STRIPE_ROWS + i) * BLOCK_BYTES, _MM_HINT_T1);
-    _mm_prefetch((const char *)matrix->scales + row * groups * 2 + block * 64, _MM_HINT_T1);
-    _mm_prefetch((const char *)matrix->biases + row * groups * 2 + block * 64, _MM_HINT_T1);
 }
 
 static void multiply_int8(const struct view *matrix, size_t first, size_t rows, const struct operand_rows *x,
@@ -289,17 +306,21 @@ static void multiply_int8(const struct view *matrix, size_t first, size_t rows, 
         stripe_init(&stripes[s], matrix, first, rows, s);
     memset(out, 0, count * PANEL_ROWS * sizeof *out);
     size_t groups = matrix->columns / DTYPE_AFFINE_GROUP;
+    /* What is read ahead: the processor would not foresee rows 1 KB apart. */
+    size_t next = first + PANEL_ROWS < matrix->rows ? first + PANEL_ROWS : first;
     for (size_t begin = 0; begin < groups; begin += CODE_GROUPS) {
         size_t end = begin + CODE_GROUPS < groups ? begin + CODE_GROUPS : groups;
         for (size_t s = 0; s < STRIPES; s++) {
             if (begin % SCALE_GROUPS == 0)
                 panel_scales_load(&panel->scales, &stripes[s], s, matrix, begin);
             for (size_t g = begin; g < end; g += 2) {
-                prefetch_block(matrix, first + PANEL_ROWS + s * STRIPE_ROWS, g / 2);
+                _mm_prefetch((const char *)matrix->scales + next * groups * 2 + (g + s) * 64, _MM_HINT_T1);
+                _mm_prefetch((const char *)matrix->biases + next * groups * 2 + (g + s) * 64, _MM_HINT_T1);
                 unpack_block(&stripes[s], g, groups, panel->codes[g - begin][0] + s * STRIPE_ROWS);
             }
         }
-        multiply_tiles(panel, begin, end, x, index, count, out);
+        multiply_tiles(panel, begin, end, x, index, count,
+                       matrix->bytes + next * groups * (DTYPE_AFFINE_GROUP / 2), out);
     }
 }
 

@@ -50,7 +50,15 @@ static inline vector vector_load_first(const float *values, size_t count) {
 }
 
 static inline void vector_store_first(float *values, vector v, size_t count) {
-    memcpy(values, &v, count >= LANES ? sizeof v : count * sizeof *values);
+    if (count >= LANES) {
+        vector_store(values, v);
+        return;
+    }
+#if LANES == 16
+    _mm512_mask_storeu_ps(values, (__mmask16)((1u << count) - 1), (__m512)v);
+#else
+    memcpy(values, &v, count * sizeof *values);
+#endif
 }
 
 static inline vector vector_of(float value) {
@@ -129,12 +137,14 @@ static inline vector vector_fma(vector a, vector b, vector c) {
 
 /* The sum of the lanes, in pairs. */
 static inline float vector_sum(vector v) {
-    float lanes[LANES];
-    vector_store(lanes, v);
-    for (size_t width = LANES / 2; width > 0; width /= 2)
-        for (size_t i = 0; i < width; i++)
-            lanes[i] += lanes[i + width];
-    return lanes[0];
+#if LANES == 16
+    v = vector_join(v, v, 8);
+#endif
+#if LANES >= 8
+    v = vector_join(v, v, 4);
+#endif
+    v = vector_join(v, v, 2);
+    return v[0] + v[1];
 }
 
 /* e^x to about one unit in the last place: x = n ln 2 + r with |r| <= ln 2 / 2, and a polynomial for e^r (the

@@ -12,14 +12,15 @@ static void swiglu(const float *gate, const float *up, float *y, size_t count) {
     }
 }
 
+/* Rounded after each product and sum, in the reference's order. */
 static void expert_combine(const float *routed, size_t stride, const float *shared, const float *scores,
                            size_t chosen, float *y, size_t count) {
     for (size_t i = 0; i < count; i += LANES) {
         size_t left = count - i;
         vector sum = {0};
         for (size_t k = 0; k < chosen; k++)
-            sum = vector_fma(vector_of(scores[k]), vector_load_first(routed + k * stride + i, left), sum);
-        sum = vector_fma(vector_of(scores[chosen]), vector_load_first(shared + i, left), sum);
+            sum += scores[k] * vector_load_first(routed + k * stride + i, left);
+        sum += scores[chosen] * vector_load_first(shared + i, left);
         vector_store_first(y + i, vector_load_first(y + i, left) + sum, left);
     }
 }

@@ -1,12 +1,12 @@
 /* The recurrence of the gated delta layers. A template: see vector_table.h.
  *
- * A token changes a row s of a head's state, of one key a column, in three steps: s = decay s; s += beta (v -
- * s.k) k; y = s.q. Both products can be taken of the row as it was, in one reading of it:
+ * A token changes each row s of a head's state, which has a column for each key:
  *
- *   change = beta (v - decay (s.k));  y = decay (s.q) + change (k.q);  s = decay s + change k
+ *   change = beta (v - decay (s.k));  s = decay s + change k;  y = s.q
  *
- * Rows are worked on in groups of LANES. Their LANES sums are added up together, which leaves the sum of row
- * r in lane r, where its v and y are too. */
+ * (the decay of s.k instead of s keeps the row out of the way to the change). Sums of several rows are added
+ * up across lanes together. A single token passes over the rows in memory. For a chunk of tokens, rows that
+ * fit stay in registers, which nothing else can feed fast enough. */
 #ifndef CALLA_BACKEND_CPU_KERNELS_VECTOR_DELTA_H
 #define CALLA_BACKEND_CPU_KERNELS_VECTOR_DELTA_H
 
@@ -16,100 +16,248 @@
 #include "backend/cpu/vector_kernels.h"
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
-
-/* A quarter of the lanes: what a group's rows are apart that are multiplied side by side. */
-#define QUARTER (LANES / 4)
-
-/* The sums over the columns of the rows QUARTER apart, added up as far as a quarter of the lanes: row j's
- * in quarter j. */
-static ALWAYS_INLINE vector join_quarters(const vector sums[4]) {
-    return vector_join(vector_join(sums[0], sums[2], LANES / 2), vector_join(sums[1], sums[3], LANES / 2),
-                       QUARTER);
-}
-
-/* quarters[r]: of the rows r, r + QUARTER, ... . The sum of row i in lane i. */
-static ALWAYS_INLINE vector join_rows(const vector quarters[QUARTER]) {
-#if LANES == 16
-    return vector_join(vector_join(quarters[0], quarters[2], 2), vector_join(quarters[1], quarters[3], 2), 1);
-#elif LANES == 8
-    return vector_join(quarters[0], quarters[1], 1);
-#else
-    return quarters[0];
-#endif
-}
-
 #define UNROLL _Pragma("GCC unroll 16")
 
-/* with_k = s.k and with_q = s.q for LANES rows s of the state, `keys` floats apart. */
-static ALWAYS_INLINE void group_products(const float *state, size_t rows, size_t keys, const float *k,
-                                         const float *q, vector *with_k, vector *with_q, bool whole) {
-    vector quarters_k[QUARTER], quarters_q[QUARTER];
-    for (size_t r = 0; r < QUARTER; r++) {
-        vector sums_k[4] = {{0}}, sums_q[4] = {{0}};
-        for (size_t i = 0; i < keys; i += LANES) {
-            size_t left = whole ? LANES : keys - i;
-            vector key = vector_load_first(k + i, left), query = vector_load_first(q + i, left);
-            UNROLL for (size_t j = 0; j < 4; j++) {
-                if (!whole && r + j * QUARTER >= rows)
-                    continue;
-                vector s = vector_load_first(state + (r + j * QUARTER) * keys + i, left);
-                sums_k[j] = vector_fma(s, key, sums_k[j]);
-                sums_q[j] = vector_fma(s, query, sums_q[j]);
+/* Rows that are worked on side by side. */
+#define GROUP_ROWS 4
+/* Sums that s.k is cut into, one of each CHAINS vectors of columns, so that it is known sooner. */
+#if LANES == 16
+#define CHAINS 2
+#else
+#define CHAINS 1
+#endif
+
+/* The sums of the lanes of four vectors, out[0 .. 3]. */
+static ALWAYS_INLINE void four_sums(const vector sums[4], float *out) {
+    typedef float four __attribute__((vector_size(16)));
+#if LANES == 4
+    four joined = vector_join(vector_join(sums[0], sums[2], 2), vector_join(sums[1], sums[3], 2), 1);
+#else
+    /* Row r in quarter r of the vector. */
+    vector quarters = vector_join(vector_join(sums[0], sums[2], LANES / 2),
+                                  vector_join(sums[1], sums[3], LANES / 2), LANES / 4);
+#if LANES == 16
+    quarters = vector_join(quarters, quarters, 2);
+#endif
+    quarters = vector_join(quarters, quarters, 1);
+    four joined = __builtin_shufflevector(quarters, quarters, 0, LANES / 4, LANES / 2, LANES * 3 / 4);
+#endif
+    memcpy(out, &joined, sizeof joined);
+}
+
+/* The columns of a group of rows, first for the next token's change, or with its `update`. */
+struct pass {
+    bool update; /* s = decay s + change k, a change for each row; y = s.q */
+    const float *changes, *k, *q;
+    float decay;
+    float *y;
+    bool multiply; /* then with_k = s.next_k */
+    const float *next_k;
+    float *with_k;
+};
+
+/* For `rows` rows s of the state, `keys` floats each; `whole`: GROUP_ROWS of whole vectors. */
+static ALWAYS_INLINE void pass_group(float *state, size_t rows, size_t keys, const struct pass *pass,
+                                     bool whole) {
+    vector sums_k[GROUP_ROWS][CHAINS] = {{{0}}}, sums_q[GROUP_ROWS] = {{0}}, changes[GROUP_ROWS];
+    vector decay = vector_of(pass->decay);
+    if (pass->update)
+        UNROLL for (size_t r = 0; r < GROUP_ROWS; r++) changes[r] = vector_of(pass->changes[r]);
+    for (size_t i = 0; i < keys; i += CHAINS * LANES)
+        UNROLL for (size_t chain = 0; chain < CHAINS; chain++) {
+            size_t column = i + chain * LANES, left = whole ? LANES : keys - column;
+            if (!whole && column >= keys)
+                break;
+            vector k = {0}, q = {0}, next_k = {0};
+            if (pass->update) {
+                k = vector_load_first(pass->k + column, left);
+                q = vector_load_first(pass->q + column, left);
+            }
+            if (pass->multiply)
+                next_k = vector_load_first(pass->next_k + column, left);
+            UNROLL for (size_t r = 0; r < GROUP_ROWS; r++) {
+                if (!whole && r >= rows)
+                    break;
+                vector s = vector_load_first(state + r * keys + column, left);
+                if (pass->update) {
+                    s = vector_fma(changes[r], k, s * decay);
+                    vector_store_first(state + r * keys + column, s, left);
+                    sums_q[r] = vector_fma(s, q, sums_q[r]);
+                }
+                if (pass->multiply)
+                    sums_k[r][chain] = vector_fma(s, next_k, sums_k[r][chain]);
             }
         }
-        quarters_k[r] = join_quarters(sums_k);
-        quarters_q[r] = join_quarters(sums_q);
+    if (pass->update)
+        four_sums(sums_q, pass->y);
+    if (pass->multiply) {
+        UNROLL for (size_t r = 0; r < GROUP_ROWS && CHAINS == 2; r++) sums_k[r][0] += sums_k[r][CHAINS - 1];
+        four_sums((vector[]){sums_k[0][0], sums_k[1][0], sums_k[2][0], sums_k[3][0]}, pass->with_k);
     }
-    *with_k = join_rows(quarters_k);
-    *with_q = join_rows(quarters_q);
 }
 
-/* s = decay s + change k for the same rows. */
-static ALWAYS_INLINE void group_update(float *state, size_t rows, size_t keys, const float *k, float decay,
-                                       vector change, bool whole) {
-    float changes[LANES];
-    vector_store(changes, change);
-    vector decays = vector_of(decay);
-    for (size_t row = 0; row < (whole ? LANES : rows); row += 4)
-        for (size_t i = 0; i < keys; i += LANES) {
-            size_t left = whole ? LANES : keys - i;
-            vector key = vector_load_first(k + i, left);
-            UNROLL for (size_t j = 0; j < 4; j++) {
-                if (!whole && row + j >= rows)
-                    continue;
-                float *s = state + (row + j) * keys + i;
-                vector kept = vector_load_first(s, left) * decays;
-                vector_store_first(s, vector_fma(vector_of(changes[row + j]), key, kept), left);
-            }
-        }
+static ALWAYS_INLINE void pass_rows(float *state, size_t rows, size_t keys, struct pass pass, bool whole) {
+    for (size_t row = 0; row < rows; row += GROUP_ROWS) {
+        pass_group(state + row * keys, rows - row, keys, &pass, whole);
+        pass.changes += GROUP_ROWS;
+        pass.y += GROUP_ROWS;
+        pass.with_k += GROUP_ROWS;
+    }
 }
 
-static ALWAYS_INLINE float dot(const float *a, const float *b, size_t count) {
-    vector sum = {0};
-    for (size_t i = 0; i < count; i += LANES)
-        sum = vector_fma(vector_load_first(a + i, count - i), vector_load_first(b + i, count - i), sum);
-    return vector_sum(sum);
+/* change = beta (v - decay with_k) */
+static ALWAYS_INLINE vector change_of(vector v, vector with_k, float decay, float beta) {
+    return vector_fma(vector_of(-decay), with_k, v) * beta;
 }
 
-static ALWAYS_INLINE void scan_rows(const struct delta_rows *d, size_t keys, bool whole) {
-    const float *q = d->q, *k = d->k, *v = d->v;
-    float *y = d->y;
+/* Tokens over rows in memory, TILE_ROWS rows at a time; a row's change is known long before it is needed. */
+#define TILE_ROWS 32
+
+static ALWAYS_INLINE void scan_tile(const struct delta_rows *d, size_t first, size_t keys, bool whole) {
+    float with_k[TILE_ROWS], y[TILE_ROWS], changes[TILE_ROWS];
+    size_t rows = d->rows - first < TILE_ROWS ? d->rows - first : TILE_ROWS;
+    float *state = d->state + first * keys;
+    struct pass pass = {.changes = changes, .y = y, .with_k = with_k, .multiply = true};
+    pass.next_k = d->k;
+    pass_rows(state, rows, keys, pass, whole);
     for (size_t t = 0; t < d->tokens; t++) {
-        float decay = d->decay[t * d->decay_stride], beta = d->beta[t * d->beta_stride];
-        float key_query = dot(k, q, keys);
-        for (size_t row = 0; row < d->rows; row += LANES) {
-            vector with_k, with_q;
-            size_t left = whole || d->rows - row > LANES ? LANES : d->rows - row;
-            group_products(d->state + row * keys, left, keys, k, q, &with_k, &with_q, whole);
-            vector change = (vector_load_first(v + row, left) - with_k * decay) * beta;
-            group_update(d->state + row * keys, left, keys, k, decay, change, whole);
-            vector_store_first(y + row, with_q * decay + change * key_query, left);
+        pass.decay = d->decay[t * d->decay_stride];
+        for (size_t row = 0; row < rows; row += LANES)
+            vector_store(changes + row,
+                         change_of(vector_load_first(d->v + t * d->v_stride + first + row, rows - row),
+                                   vector_load(with_k + row), pass.decay, d->beta[t * d->beta_stride]));
+        pass.update = true;
+        pass.k = d->k + t * d->k_stride;
+        pass.q = d->q + t * d->q_stride;
+        if (t + 1 < d->tokens) {
+            pass.next_k = pass.k + d->k_stride;
+            pass.multiply = true;
+            pass_rows(state, rows, keys, pass, whole);
+        } else {
+            pass.multiply = false;
+            pass_rows(state, rows, keys, pass, whole);
         }
-        q += d->q_stride;
-        k += d->k_stride;
-        v += d->v_stride;
-        y += d->y_stride;
+        for (size_t row = 0; row < rows; row += LANES)
+            vector_store_first(d->y + t * d->y_stride + first + row, vector_load(y + row), rows - row);
     }
+}
+
+#if LANES == 16
+/* Rows of 128 keys that 24 of the 32 registers hold. */
+#define HELD_ROWS 3
+#define HELD_KEYS 128
+/* Tokens whose k and q, side by side and aligned, stay in the first-level cache while all rows pass. */
+#define HELD_TOKENS 24
+
+/* Loaded once: the compiler would have each of its uses read memory again. */
+static ALWAYS_INLINE vector load_kept(const float *values) {
+    vector v = vector_load(values);
+    __asm__("" : "+v"(v));
+    return v;
+}
+
+/* The sum of the lanes in all of them. */
+static ALWAYS_INLINE vector sum_everywhere(vector v) {
+    v = vector_join(v, v, 8);
+    v = vector_join(v, v, 4);
+    v = vector_join(v, v, 2);
+    return vector_join(v, v, 1);
+}
+
+/* Row `first` of a head's state and the ones after it through the tokens [begin, end), whose k and q are in
+ * `pairs`. A token's y is added up beside the next one's s.k, off the way from change to change. */
+static ALWAYS_INLINE void scan_held(const struct delta_rows *d, size_t first, size_t rows, size_t begin,
+                                    size_t end, const float *pairs) {
+    enum { VECTORS = HELD_KEYS / LANES };
+    vector s[HELD_ROWS][VECTORS], with_q[4] = {{0}};
+    UNROLL for (size_t r = 0; r < HELD_ROWS; r++) if (r < rows) UNROLL for (size_t i = 0; i < VECTORS; i++)
+        s[r][i] = vector_load(d->state + (first + r) * HELD_KEYS + i * LANES);
+    for (size_t t = begin; t <= end; t++, pairs += 2 * HELD_KEYS) {
+        vector with_k[HELD_ROWS][2] = {{{0}}};
+        if (t < end)
+            UNROLL for (size_t i = 0; i < VECTORS; i++) {
+                vector k = load_kept(pairs + i * LANES);
+                UNROLL for (size_t r = 0; r < HELD_ROWS; r++) if (r < rows) with_k[r][i % 2] =
+                    vector_fma(s[r][i], k, with_k[r][i % 2]);
+            }
+        if (t > begin) {
+            UNROLL for (size_t r = 0; r < HELD_ROWS; r++) if (r < rows) with_q[r] = (vector){0};
+            UNROLL for (size_t i = 0; i < VECTORS; i++) {
+                vector q = load_kept(pairs - HELD_KEYS + i * LANES);
+                UNROLL for (size_t r = 0; r < HELD_ROWS; r++) if (r < rows) with_q[r] =
+                    vector_fma(s[r][i], q, with_q[r]);
+            }
+            float y[4];
+            four_sums(with_q, y);
+            memcpy(d->y + (t - 1) * d->y_stride + first, y, rows * sizeof *y);
+        }
+        if (t == end)
+            break;
+        float decay = d->decay[t * d->decay_stride], beta = d->beta[t * d->beta_stride];
+        vector changes[HELD_ROWS];
+        UNROLL for (size_t r = 0; r < HELD_ROWS; r++) if (r < rows) changes[r] =
+            change_of(vector_of(d->v[t * d->v_stride + first + r]),
+                      sum_everywhere(with_k[r][0] + with_k[r][1]), decay, beta);
+        UNROLL for (size_t i = 0; i < VECTORS; i++) {
+            vector k = load_kept(pairs + i * LANES);
+            UNROLL for (size_t r = 0; r < HELD_ROWS; r++) if (r < rows) s[r][i] =
+                vector_fma(changes[r], k, s[r][i] * decay);
+        }
+    }
+    UNROLL for (size_t r = 0; r < HELD_ROWS; r++) if (r < rows) UNROLL for (size_t i = 0; i < VECTORS; i++)
+        vector_store(d->state + (first + r) * HELD_KEYS + i * LANES, s[r][i]);
+}
+
+/* Functions of their own, so that compilers see each alone and find registers for all. */
+static __attribute__((noinline)) void scan_three(const struct delta_rows *d, size_t first, size_t begin,
+                                                 size_t end, const float *pairs) {
+    scan_held(d, first, 3, begin, end, pairs);
+}
+
+static __attribute__((noinline)) void scan_two(const struct delta_rows *d, size_t first, size_t begin,
+                                               size_t end, const float *pairs) {
+    scan_held(d, first, 2, begin, end, pairs);
+}
+
+static __attribute__((noinline)) void scan_one(const struct delta_rows *d, size_t first, size_t begin,
+                                               size_t end, const float *pairs) {
+    scan_held(d, first, 1, begin, end, pairs);
+}
+
+static void scan_chunk(const struct delta_rows *d) {
+    float pairs[HELD_TOKENS * 2 * HELD_KEYS] __attribute__((aligned(64)));
+    for (size_t begin = 0, end; begin < d->tokens; begin = end) {
+        end = begin + HELD_TOKENS < d->tokens ? begin + HELD_TOKENS : d->tokens;
+        for (size_t t = begin; t < end; t++) {
+            float *pair = pairs + (t - begin) * 2 * HELD_KEYS;
+            memcpy(pair, d->k + t * d->k_stride, HELD_KEYS * sizeof *pair);
+            memcpy(pair + HELD_KEYS, d->q + t * d->q_stride, HELD_KEYS * sizeof *pair);
+        }
+        size_t row = 0;
+        for (; row + 3 <= d->rows; row += 3)
+            scan_three(d, row, begin, end, pairs);
+        if (d->rows - row == 2)
+            scan_two(d, row, begin, end, pairs);
+        else if (d->rows - row == 1)
+            scan_one(d, row, begin, end, pairs);
+    }
+}
+#endif
+
+static void delta_scan(const struct delta_rows *d) {
+#if LANES == 16
+    if (d->tokens > 1 && d->keys == HELD_KEYS) {
+        scan_chunk(d);
+        return;
+    }
+#endif
+    for (size_t row = 0; row < d->rows; row += TILE_ROWS)
+        if (d->keys == 128 && d->rows % GROUP_ROWS == 0)
+            scan_tile(d, row, 128, true);
+        else if (d->keys == 64 && d->rows % GROUP_ROWS == 0)
+            scan_tile(d, row, 64, true);
+        else
+            scan_tile(d, row, d->keys, false);
 }
 
 /* log(1 + e^x) without overflow: max(x, 0) + log(1 + u) with u = e^-|x|, and log(1 + u) = 2 atanh(w) with w =
@@ -132,15 +280,6 @@ static void delta_gates(const float *a, const float *b, const float *A_log, cons
         vector_store_first(decay + i, vector_exp(-rate * x), left);
         vector_store_first(beta + i, vector_sigmoid(vector_load_first(b + i, left)), left);
     }
-}
-
-static void delta_scan(const struct delta_rows *d) {
-    if (d->keys == 128 && d->rows % LANES == 0)
-        scan_rows(d, 128, true);
-    else if (d->keys == 64 && d->rows % LANES == 0)
-        scan_rows(d, 64, true);
-    else
-        scan_rows(d, d->keys, false);
 }
 
 #endif

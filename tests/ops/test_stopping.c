@@ -1,0 +1,202 @@
+/* Programs that are stopped before their end: they go on where they were, other programs may run meanwhile,
+ * and what is given up leaves nothing behind. */
+#include "unit.h"
+
+#include <math.h>
+
+#include "backend/backend.h"
+#include "plan/policy.h"
+
+enum { STEPS = 5, ROWS = 3, COLUMNS = 64 };
+
+/* Operand `index` of a session's state buffers, or scratch buffer 0. */
+static struct operand view(enum space space, uint32_t index, unsigned access) {
+    return (struct operand){.space = (uint8_t)space,
+                            .dtype = DTYPE_F32,
+                            .access = (uint8_t)access,
+                            .buffer = index,
+                            .rows = ROWS,
+                            .columns = COLUMNS,
+                            .stride = COLUMNS};
+}
+
+struct machine {
+    struct backend *backend;
+    struct device_session *sessions[2];
+    struct program *large[2], *small[2];
+    struct buffer_shape shapes[2];
+};
+
+/* A plan whose every op waits for the one before: scratch = silu(scratch or state 0) * state 0, and at last
+ * state 1. A large one has more scratch memory than it uses. */
+static struct program *compile(struct device_session *session, uint32_t scratch_rows) {
+    struct plan plan = {0};
+    struct calla_error error = {0};
+    plan_scratch(&plan, "values", DTYPE_F32, scratch_rows, COLUMNS);
+    for (int i = 0; i < STEPS; i++) {
+        struct operand from =
+            i == 0 ? view(SPACE_STATE, 0, ACCESS_READ) : view(SPACE_SCRATCH, 0, ACCESS_READ);
+        struct operand to =
+            i + 1 == STEPS ? view(SPACE_STATE, 1, ACCESS_WRITE) : view(SPACE_SCRATCH, 0, ACCESS_WRITE);
+        struct operand operands[] = {from, view(SPACE_STATE, 0, ACCESS_READ), to};
+        assert_non_null(plan_add(&plan, OP_SWIGLU, 0, operands, 3));
+    }
+    assert_true(plan_schedule(&plan, true, &error));
+    struct program *program = cpu_backend.compile(session, &plan, &error);
+    if (program == NULL)
+        fail_msg("%s", error.message);
+    plan_free(&plan);
+    return program;
+}
+
+static void fill(struct device_session *session, float first) {
+    float values[ROWS * COLUMNS];
+    for (size_t i = 0; i < ROWS * COLUMNS; i++)
+        values[i] = first + 0.01f * (float)i;
+    assert_true(cpu_backend.write(session, SPACE_STATE, 0, 0, values, sizeof values, NULL));
+}
+
+static void expect(struct device_session *session, float first) {
+    float values[ROWS * COLUMNS];
+    assert_true(cpu_backend.read(session, SPACE_STATE, 1, 0, values, sizeof values, NULL));
+    for (size_t i = 0; i < ROWS * COLUMNS; i++) {
+        double x = first + 0.01f * (float)i, y = x;
+        for (int step = 0; step < STEPS; step++)
+            y = y / (1 + exp(-y)) * x;
+        if (!(fabs(values[i] - y) <= 1e-4 * (1 + fabs(y))))
+            fail_msg("found %g, expected %g", values[i], y);
+    }
+}
+
+static void machine_open(struct machine *machine, int threads) {
+    struct calla_error error = {0};
+    memset(machine, 0, sizeof *machine);
+    struct backend_options options = {.threads = threads};
+    machine->backend = cpu_backend.open(&options, &error);
+    assert_non_null(machine->backend);
+    for (int i = 0; i < 2; i++)
+        machine->shapes[i] = (struct buffer_shape){DTYPE_F32, ROWS, COLUMNS, "values"};
+    struct session_layout layout = {.state = machine->shapes, .state_count = 2};
+    for (int i = 0; i < STEP_BUFFER_COUNT; i++)
+        layout.step[i] = (struct buffer_shape){DTYPE_U8, 1, sizeof(struct step_record), "step"};
+    for (int i = 0; i < 2; i++) {
+        machine->sessions[i] = cpu_backend.session_open(machine->backend, &layout, &error);
+        assert_non_null(machine->sessions[i]);
+        machine->large[i] = compile(machine->sessions[i], 1u << 18); /* 64 MiB */
+        machine->small[i] = compile(machine->sessions[i], ROWS);
+    }
+    fill(machine->sessions[0], 0.5f);
+    fill(machine->sessions[1], 1.5f);
+}
+
+static void machine_close(struct machine *machine) {
+    for (int i = 0; i < 2; i++) {
+        cpu_backend.program_free(machine->large[i]);
+        cpu_backend.program_free(machine->small[i]);
+        cpu_backend.session_close(machine->sessions[i]);
+    }
+    cpu_backend.close(machine->backend);
+}
+
+/* One piece of work, as short as possible; whether the program has come to its end. */
+static bool piece(struct machine *machine, int session, struct program *program) {
+    bool finished = false;
+    struct calla_error error = {0};
+    if (!cpu_backend.run(machine->sessions[session], program, 0, &finished, &error))
+        fail_msg("%s", error.message);
+    return finished;
+}
+
+static void goes_on_where_it_stopped(void **state) {
+    (void)state;
+    for (int threads = 1; threads <= 3; threads++) {
+        struct machine machine;
+        machine_open(&machine, threads);
+        for (int time = 0; time < 2; time++) {
+            for (int i = 0; i < STEPS; i++)
+                assert_int_equal(piece(&machine, 0, machine.large[0]), i + 1 == STEPS);
+            expect(machine.sessions[0], 0.5f);
+        }
+        assert_true(piece(&machine, 0, machine.small[0])); /* those are not stopped */
+        machine_close(&machine);
+    }
+}
+
+static void others_run_meanwhile(void **state) {
+    (void)state;
+    struct machine machine;
+    machine_open(&machine, 2);
+    assert_false(piece(&machine, 0, machine.large[0]));
+    assert_true(piece(&machine, 1, machine.small[1]));
+    expect(machine.sessions[1], 1.5f);
+    assert_false(piece(&machine, 0, machine.large[0]));
+    /* The other large one needs the same memory: the first comes to its end, and its owner is told so once.
+     */
+    fill(machine.sessions[1], 0.25f);
+    assert_false(piece(&machine, 1, machine.large[1]));
+    assert_true(piece(&machine, 0, machine.large[0]));
+    expect(machine.sessions[0], 0.5f);
+    while (!piece(&machine, 1, machine.large[1]))
+        ;
+    expect(machine.sessions[1], 0.25f);
+    fill(machine.sessions[0], 0.75f);
+    for (int i = 0; i < STEPS; i++)
+        assert_int_equal(piece(&machine, 0, machine.large[0]), i + 1 == STEPS);
+    expect(machine.sessions[0], 0.75f);
+    machine_close(&machine);
+}
+
+static void a_reset_gives_it_up(void **state) {
+    (void)state;
+    struct machine machine;
+    machine_open(&machine, 2);
+    for (int ended = 0; ended < 2; ended++) {
+        assert_false(piece(&machine, 0, machine.large[0]));
+        if (ended) {
+            assert_false(piece(&machine, 1, machine.large[1]));
+            while (!piece(&machine, 1, machine.large[1]))
+                ;
+        }
+        assert_true(cpu_backend.reset(machine.sessions[0], NULL));
+        fill(machine.sessions[0], 0.3f);
+        for (int i = 0; i < STEPS; i++)
+            assert_int_equal(piece(&machine, 0, machine.large[0]), i + 1 == STEPS);
+        expect(machine.sessions[0], 0.3f);
+    }
+    /* Closed, or freed, while stopped. */
+    assert_false(piece(&machine, 0, machine.large[0]));
+    cpu_backend.program_free(machine.large[0]);
+    machine.large[0] = NULL;
+    assert_false(piece(&machine, 1, machine.large[1]));
+    assert_true(piece(&machine, 0, machine.small[0]));
+    machine_close(&machine);
+}
+
+/* Compiling may move the memory of programs: the stopped one is brought to its end before. */
+static void compiling_ends_it(void **state) {
+    (void)state;
+    struct machine machine;
+    machine_open(&machine, 2);
+    assert_false(piece(&machine, 0, machine.large[0]));
+    struct program *larger = compile(machine.sessions[1], 1u << 19);
+    assert_true(piece(&machine, 0, machine.large[0]));
+    expect(machine.sessions[0], 0.5f);
+    while (!piece(&machine, 1, larger))
+        ;
+    expect(machine.sessions[1], 1.5f);
+    for (int i = 0; i < STEPS; i++)
+        assert_int_equal(piece(&machine, 0, machine.large[0]), i + 1 == STEPS);
+    expect(machine.sessions[0], 0.5f);
+    cpu_backend.program_free(larger);
+    machine_close(&machine);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(goes_on_where_it_stopped),
+        cmocka_unit_test(others_run_meanwhile),
+        cmocka_unit_test(a_reset_gives_it_up),
+        cmocka_unit_test(compiling_ends_it),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
