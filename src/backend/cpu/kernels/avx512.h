@@ -135,9 +135,9 @@ static inline const unsigned char *input_row(const struct operand_rows *x, const
     return x->data + (index == NULL ? i : index[i]) * x->row_bytes;
 }
 
-/* How many of the inputs [begin, count) the next tile takes, so that none is much smaller than the others. */
-static inline size_t tile_size(size_t begin, size_t count) {
-    size_t left = count - begin, tiles = (left + TILE_INPUTS - 1) / TILE_INPUTS;
+/* How many of `left` inputs the next tile takes, `most` at most, so that none is much smaller than others. */
+static inline size_t tile_size(size_t left, size_t most) {
+    size_t tiles = (left + most - 1) / most;
     return (left + tiles - 1) / tiles;
 }
 

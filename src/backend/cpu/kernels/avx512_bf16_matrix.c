@@ -45,7 +45,7 @@ static void multiply_tiles(const struct pair_panel *panel, const struct operand_
     for (size_t i = 0, size; i < count; i += size) {
         const uint16_t *inputs[TILE_INPUTS];
         float *tile = out + i * PANEL_ROWS;
-        size = tile_size(i, count);
+        size = tile_size(count - i, TILE_INPUTS);
         for (size_t j = 0; j < size; j++)
             inputs[j] = (const uint16_t *)input_row(x, index, i + j) + column;
         switch (size) {

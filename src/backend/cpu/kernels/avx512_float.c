@@ -86,7 +86,7 @@ static void multiply_tiles(struct float_panel *panel, const struct operand_rows 
     for (size_t i = 0, size; i < count; i += size) {
         const float *inputs[TILE_INPUTS];
         float *tile = out + i * PANEL_ROWS;
-        size = tile_size(i, count);
+        size = tile_size(count - i, TILE_INPUTS);
         find_inputs(panel, x, index, i, size, column, columns, inputs);
         switch (size) {
         case 8:

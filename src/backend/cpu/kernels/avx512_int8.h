@@ -38,6 +38,9 @@ static inline struct int8_input int8_input(const struct operand_rows *x, const u
                                (const float *)(row + int8_sums_offset(x->columns))};
 }
 
+/* A point in a function where a vector has been computed, and all memory written. */
+#define IN_REGISTER(vector) __asm__ volatile("" : "+v"(vector) : : "memory")
+
 /* Four codes of the input for all lanes. */
 ALWAYS_INLINE __m512i broadcast_codes(const int8_t *codes) {
     int32_t word;
@@ -46,6 +49,8 @@ ALWAYS_INLINE __m512i broadcast_codes(const int8_t *codes) {
 }
 
 #ifdef __AVX512VNNI__
+#define MOST_INPUTS TILE_INPUTS
+
 /* Of each lane: four codes of the low halves with four of `even`, and of the high ones with `odd`. */
 ALWAYS_INLINE __m512i dot_block(__m512i low, __m512i even, __m512i high, __m512i odd) {
     return _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(_mm512_setzero_si512(), low, even), high, odd);
@@ -67,6 +72,8 @@ ALWAYS_INLINE void dot_group(size_t count, const uint32_t (*steps)[PANEL_ROWS], 
     }
 }
 #else
+#define MOST_INPUTS 6 /* each takes four registers */
+
 ALWAYS_INLINE __m512i dot_block(__m512i low, __m512i even, __m512i high, __m512i odd) {
     __m512i pairs = _mm512_add_epi16(_mm512_maddubs_epi16(low, even), _mm512_maddubs_epi16(high, odd));
     return _mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
@@ -89,6 +96,8 @@ ALWAYS_INLINE void dot_group(size_t count, const uint32_t (*steps)[PANEL_ROWS], 
                 __m512i x = broadcast_codes(inputs[i] + at + s % 2 * 64 + s / 2 * 4);
                 pairs[i][0] = _mm512_add_epi16(pairs[i][0], _mm512_maddubs_epi16(first, x));
                 pairs[i][1] = _mm512_add_epi16(pairs[i][1], _mm512_maddubs_epi16(second, x));
+                IN_REGISTER(pairs[i][0]);
+                IN_REGISTER(pairs[i][1]);
             }
         }
         for (size_t i = 0; i < count; i++)
@@ -245,9 +254,11 @@ ALWAYS_INLINE void multiply_tile(size_t count, const struct int8_panel *panel, c
         for (size_t line = tile->first_line; line < tile->end_line; line++)
             _mm_prefetch(tile->next + (g * GROUP_LINES + line) * 64, _MM_HINT_T1);
         dot_group(count, panel->codes[g - tile->begin], inputs, g / 2 * 128 + g % 2 * 32, products);
-        /* Outputs stay in memory: compilers would carry them from group to group in registers that are not
-         * there. */
-        __asm__ volatile("" ::: "memory");
+        /* All sums are done here, and outputs stay in memory: compilers would delay half of the sums, or
+         * carry outputs from group to group, in registers that are not there. */
+        for (size_t i = 0; i < count; i++)
+            for (size_t s = 0; s < STRIPES; s++)
+                IN_REGISTER(products[i][s]);
         for (size_t s = 0; s < STRIPES; s++) {
             __m512 scale = _mm512_load_ps(panel->scales.scales[g % SCALE_GROUPS] + s * STRIPE_ROWS);
             __m512 offset = _mm512_load_ps(panel->scales.offsets[g % SCALE_GROUPS] + s * STRIPE_ROWS);
@@ -280,7 +291,7 @@ static void multiply_tiles(const struct int8_panel *panel, size_t begin, size_t 
     static void (*const functions[])(const struct int8_panel *, const struct int8_tile *) = {
         multiply_tile_3, multiply_tile_4, multiply_tile_5, multiply_tile_6, multiply_tile_7, multiply_tile_8};
     for (size_t i = 0, size; i < count; i += size) {
-        size = tile_size(i, count);
+        size = tile_size(count - i, MOST_INPUTS);
         struct int8_tile tile = {.x = x,
                                  .index = index,
                                  .first_input = i,

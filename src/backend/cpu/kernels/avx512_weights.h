@@ -19,6 +19,7 @@ ALWAYS_INLINE void unpack_words(const __m512i words[16], unsigned bits, size_t c
     for (size_t w = 0; w < 16; w++) {
         __m512 scale = _mm512_load_ps(scales + w / words_per_group * PANEL_ROWS);
         __m512 offset = _mm512_load_ps(offsets + w / words_per_group * PANEL_ROWS);
+        UNROLLED
         for (unsigned c = 0; c < codes; c += 2) {
             __m512i even = _mm512_and_si512(_mm512_srli_epi32(words[w], c * bits), mask);
             __m512i odd = _mm512_and_si512(_mm512_srli_epi32(words[w], (c + 1) * bits), mask);
@@ -46,15 +47,26 @@ ALWAYS_INLINE void unpack_weights(const struct view *matrix, const struct stripe
         }
         return;
     }
-    size_t group = column / DTYPE_AFFINE_GROUP % SCALE_GROUPS;
-    if (group == 0)
-        panel_scales_load(panel, stripe, number, matrix, column / DTYPE_AFFINE_GROUP);
     unsigned bits = dtype_bits(matrix->dtype);
+    /* The same columns of the next panel are read ahead. */
+    size_t next = stripe->rows[0] + PANEL_ROWS < matrix->rows ? PANEL_ROWS : 0;
+    size_t group = column / DTYPE_AFFINE_GROUP % SCALE_GROUPS, groups = matrix->columns / DTYPE_AFFINE_GROUP;
+    if (group == 0) {
+        panel_scales_load(panel, stripe, number, matrix, column / DTYPE_AFFINE_GROUP);
+        for (size_t r = 0; r < STRIPE_ROWS; r++) {
+            size_t at = ((stripe->rows[r] + next) * groups + column / DTYPE_AFFINE_GROUP) * 2;
+            _mm_prefetch((const char *)matrix->scales + at, _MM_HINT_T1);
+            _mm_prefetch((const char *)matrix->biases + at, _MM_HINT_T1);
+        }
+    }
+    next *= (size_t)matrix->columns * bits / 8;
     size_t word_columns = 16 * 32 / bits; /* that 16 words of a row hold */
     for (size_t c = 0; c < columns; c += word_columns, group += word_columns / DTYPE_AFFINE_GROUP) {
-        for (size_t r = 0; r < STRIPE_ROWS; r++)
-            words[r] = _mm512_maskz_loadu_epi32(lanes16((columns - c) * bits / 32),
-                                                stripe->codes[r] + (column + c) * bits / 8);
+        for (size_t r = 0; r < STRIPE_ROWS; r++) {
+            const unsigned char *codes = stripe->codes[r] + (column + c) * bits / 8;
+            words[r] = _mm512_maskz_loadu_epi32(lanes16((columns - c) * bits / 32), codes);
+            _mm_prefetch((const char *)codes + next, _MM_HINT_T1);
+        }
         transpose(words);
         const float *scales = panel->scales[group] + number * STRIPE_ROWS;
         const float *offsets = panel->offsets[group] + number * STRIPE_ROWS;
