@@ -325,8 +325,20 @@ static void products(void **state) {
 
 /* A row with all that can happen to a group: zeros, tiny and huge values, ties, no numbers. */
 static void special_row(float *x, size_t columns) {
-    static const float specials[] = {0,      -0.0f,  NAN,    -NAN,    INFINITY, -INFINITY,
-                                     1e-45f, 1e-38f, 3e-37f, 3.4e38f, -3.4e38f};
+    /* The last two are NaNs that a carry from rounding would turn into numbers. */
+    const float specials[] = {0,
+                              -0.0f,
+                              NAN,
+                              -NAN,
+                              INFINITY,
+                              -INFINITY,
+                              1e-45f,
+                              1e-38f,
+                              3e-37f,
+                              3.4e38f,
+                              -3.4e38f,
+                              float_from_bits(0x7fffffff),
+                              float_from_bits(0xffffffff)};
     float size = ldexpf(1, (int)random_below(200) - 120);
     for (size_t j = 0; j < columns; j++)
         x[j] = random_below(8) == 0 ? rintf(random_float() * 254) * 0.5f * size : random_float() * size;

@@ -94,22 +94,54 @@ static inline __m512 load_floats(const unsigned char *array, enum dtype dtype, s
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
 
+/* Eight bf16 values of each row at most, two a word: words[pair] lane row. */
+ALWAYS_INLINE void load_narrow_rows(const struct stripe *stripe, const unsigned char *array, size_t groups,
+                                    size_t group, __m512i words[4]) {
+    __mmask8 present = (__mmask8)lanes16(groups - group);
+    __m512i quads[4]; /* rows i, 4 + i, 8 + i and 12 + i */
+    for (size_t i = 0; i < 4; i++) {
+        __m128i rows[4];
+        for (size_t j = 0; j < 4; j++)
+            rows[j] = _mm_maskz_loadu_epi16(present, array + (stripe->rows[4 * j + i] * groups + group) * 2);
+        quads[i] = _mm512_inserti32x4(_mm512_castsi128_si512(rows[0]), rows[1], 1);
+        quads[i] = _mm512_inserti32x4(_mm512_inserti32x4(quads[i], rows[2], 2), rows[3], 3);
+    }
+    __m512i low0 = _mm512_unpacklo_epi32(quads[0], quads[1]),
+            low1 = _mm512_unpacklo_epi32(quads[2], quads[3]);
+    __m512i high0 = _mm512_unpackhi_epi32(quads[0], quads[1]),
+            high1 = _mm512_unpackhi_epi32(quads[2], quads[3]);
+    words[0] = _mm512_unpacklo_epi64(low0, low1);
+    words[1] = _mm512_unpackhi_epi64(low0, low1);
+    words[2] = _mm512_unpacklo_epi64(high0, high1);
+    words[3] = _mm512_unpackhi_epi64(high0, high1);
+}
+
+/* Words of two bf16 values to a row of floats each. */
+ALWAYS_INLINE void store_pairs(size_t pairs, const __m512i *words, float *out) {
+    for (size_t i = 0; i < pairs; i++) {
+        _mm512_store_si512(out + 2 * i * PANEL_ROWS, _mm512_slli_epi32(words[i], 16));
+        _mm512_store_si512(out + (2 * i + 1) * PANEL_ROWS,
+                           _mm512_and_si512(words[i], _mm512_set1_epi32(-65536)));
+    }
+}
+
 /* Elements of rows of an array [.., groups], from `group` on, to out[SCALE_GROUPS][PANEL_ROWS], of which a
  * stripe is written. */
 static inline void turn_scales(const struct stripe *stripe, const unsigned char *array, enum dtype dtype,
                                size_t groups, size_t group, float *out) {
     size_t count = groups - group;
     __m512i words[STRIPE_ROWS];
-    if (dtype == DTYPE_BF16) { /* a word is two groups of a row */
+    if (dtype == DTYPE_BF16 && count <= 8) { /* the experts' second matrices have so few */
+        load_narrow_rows(stripe, array, groups, group, words);
+        store_pairs(4, words, out);
+        return;
+    }
+    if (dtype == DTYPE_BF16) {
         for (size_t r = 0; r < STRIPE_ROWS; r++)
             words[r] =
                 _mm512_maskz_loadu_epi16(lanes32(count), array + (stripe->rows[r] * groups + group) * 2);
         transpose(words);
-        for (size_t i = 0; i < SCALE_GROUPS / 2; i++) {
-            _mm512_store_si512(out + 2 * i * PANEL_ROWS, _mm512_slli_epi32(words[i], 16));
-            _mm512_store_si512(out + (2 * i + 1) * PANEL_ROWS,
-                               _mm512_and_si512(words[i], _mm512_set1_epi32(-65536)));
-        }
+        store_pairs(SCALE_GROUPS / 2, words, out);
         return;
     }
     for (size_t half = 0; half < SCALE_GROUPS && half < count; half += 16) {
