@@ -1,5 +1,9 @@
 /* Mapping the weights in place. The pages are brought in before the first token needs them, block by block in
- * file order, so that loading shows its progress and the first token is as fast as the others. */
+ * file order, so that loading shows its progress and the first token is as fast as the others.
+ *
+ * A token reads weights all over a map of many gigabytes, and with pages of 4 KiB each of them costs the
+ * processor a walk through page tables that do not fit its caches either. Where the system keeps files in
+ * larger pages on request, they are requested before the file is read. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,6 +68,18 @@ static bool populate(const uint8_t *block, size_t size) {
     return true;
 }
 
+/* Keeps the disk busy: `left` bytes from `start` to the end of the map. Without large pages, this block and
+ * the next are asked for; asking so would bring small pages in, and reading large ones asks for much anyway.
+ */
+static void read_ahead(const uint8_t *start, uint64_t left) {
+    void *address = (void *)(uintptr_t)start;
+#ifdef MADV_HUGEPAGE
+    if (madvise(address, (size_t)(left < BLOCK ? left : BLOCK), MADV_HUGEPAGE) == 0)
+        return;
+#endif
+    madvise(address, (size_t)(left < 2 * BLOCK ? left : 2 * BLOCK), MADV_WILLNEED);
+}
+
 static bool populate_file(const struct weights *weights, uint32_t file, const bool *needed, uint64_t *done,
                           uint64_t total, const struct calla_progress *progress, struct calla_error *error) {
     uint64_t size = weights->files[file].size, blocks = block_count(&weights->files[file]);
@@ -72,8 +88,7 @@ static bool populate_file(const struct weights *weights, uint32_t file, const bo
             continue;
         const uint8_t *start = weights->maps[file] + block * BLOCK;
         uint64_t length = size - block * BLOCK < BLOCK ? size - block * BLOCK : BLOCK;
-        uint64_t ahead = size - block * BLOCK < 2 * BLOCK ? size - block * BLOCK : 2 * BLOCK;
-        madvise((void *)(uintptr_t)start, (size_t)ahead, MADV_WILLNEED); /* keeps the disk busy */
+        read_ahead(start, size - block * BLOCK);
         if (!populate(start, (size_t)length))
             return error_set(error, CALLA_IO, "%s cannot be read: %s.", weights->files[file].path,
                              strerror(errno));

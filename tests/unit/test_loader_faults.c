@@ -144,7 +144,8 @@ int __wrap_munmap(void *address, size_t size) {
 }
 
 int __wrap_madvise(void *address, size_t size, int advice) {
-    if (advice != MADV_WILLNEED && fails()) { /* that one is only a hint */
+    bool hint = advice == MADV_WILLNEED || advice == MADV_HUGEPAGE;
+    if (!hint && fails()) {
         errno = EFAULT;
         return -1;
     }
