@@ -8,6 +8,7 @@
 #define BLOCK_ROWS 64
 /* Blocks are made smaller where there would be fewer units than this. */
 #define UNITS 32
+#define FEW_SPANS 8
 
 static size_t token_count(const struct cpu_task *task) {
     return task->op->views[1].rows / task->op->op.constants.heads;
@@ -56,10 +57,10 @@ static size_t spans_of(size_t positions) {
     return (positions + ATTENTION_SPAN - 1) / ATTENTION_SPAN;
 }
 
-/* KV heads in a unit of a single row: all, so that the cache is read as it lies, but one while spans are few.
- */
+/* KV heads in a unit of a single row: all, so that the cache is read as it lies, but one where that would
+ * give few units. */
 static size_t span_kv_heads(const struct cpu_task *task) {
-    return spans_of(position_of(task) + 1) < UNITS ? 1 : task->op->op.constants.kv_heads;
+    return spans_of(position_of(task) + 1) < FEW_SPANS ? 1 : task->op->op.constants.kv_heads;
 }
 
 static size_t span_units(const struct cpu_task *task) {

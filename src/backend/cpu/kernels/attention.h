@@ -103,10 +103,11 @@ struct attention_state {
     const struct attention_rows *of;
     size_t head; /* of of->kv_heads */
     size_t rows, depth;
-    float *keys;    /* [ATTENTION_BLOCK][depth]: a block's, widened. All heads use the same memory */
-    float *values;  /* [depth / TILE_LANES][ATTENTION_BLOCK][TILE_LANES]: a block's; the same */
-    float *q;       /* [rows / TILE_ROWS][depth / LANES][TILE_ROWS][LANES], times size^-0.5 */
-    float *out;     /* [rows][depth]: weights times values, of a span */
+    float *keys;   /* [ATTENTION_BLOCK][depth]: a block's, widened. All heads use the same memory */
+    float *values; /* [depth / TILE_LANES][ATTENTION_BLOCK][TILE_LANES]: a block's; the same */
+    float *q;      /* [rows / TILE_ROWS][depth / LANES][TILE_ROWS][LANES], times size^-0.5 */
+    float *out; /* [rows / TILE_ROWS][depth / TILE_LANES][TILE_ROWS][TILE_LANES]: weights times values, of a
+                   span */
     float *weights; /* [rows / TILE_ROWS][ATTENTION_BLOCK][TILE_ROWS]: scores of a block, then weights */
     float *largest; /* [rows / TILE_ROWS][TILE_STEP]: score, of a span */
     float *sums;    /* [rows / TILE_ROWS][TILE_STEP]: weights, of a span, even and odd keys apart */
@@ -356,6 +357,13 @@ static void block_scores(struct attention_state *state, size_t first, size_t cou
     }
 }
 
+#define OUT_STEP (TILE_ROWS * TILE_LANES)
+
+/* The first TILE_LANES elements of a row of `out`; the next are OUT_STEP floats further. */
+static float *out_of(const struct attention_state *state, size_t row) {
+    return state->out + row / TILE_ROWS * TILE_ROWS * state->depth + row % TILE_ROWS * TILE_LANES;
+}
+
 /* The scores of a tile's rows become weights exp(score - largest), those of positions that a row does not see
  * zero; the rows' sums so far are scaled to the new largest scores. These start from a finite number, so that
  * scores of -infinity weigh nothing, and pass NaN over: they are in the weights. */
@@ -385,22 +393,24 @@ static void tile_weights(struct attention_state *state, size_t tile, size_t firs
         vector_store(scales + lane, scale);
     }
     for (size_t row = 0; row < TILE_ROWS; row++) {
-        float *out = state->out + (tile + row) * state->depth;
-        for (size_t d = 0; scales[row] != 1 && d < state->depth; d += LANES)
-            vector_store(out + d, vector_load(out + d) * scales[row]);
+        float *out = out_of(state, tile + row);
+        for (size_t d = 0; scales[row] != 1 && d < state->depth; d += TILE_LANES, out += OUT_STEP) {
+            vector_store(out, vector_load(out) * scales[row]);
+            vector_store(out + LANES, vector_load(out + LANES) * scales[row]);
+        }
     }
 }
 
-/* out[rows][TILE_LANES of depth] += weights[keys][TILE_ROWS] values over rising positions, which are `stride`
+/* out[rows][TILE_LANES] += weights[keys][TILE_ROWS] values over rising positions, which are `stride`
  * bytes apart: pairs of bfloat16, or float32 as `widen` leaves it. */
 static inline __attribute__((always_inline)) void mix(const float *restrict weights,
                                                       const unsigned char *restrict values, size_t stride,
                                                       bool half, size_t keys, float *restrict out,
-                                                      size_t depth, size_t rows, struct prefetch *next) {
+                                                      size_t rows, struct prefetch *next) {
     vector evens[TILE_ROWS], odds[TILE_ROWS];
     for (size_t row = 0; row < rows; row++) {
-        evens[row] = vector_load(out + row * depth);
-        odds[row] = vector_load(out + row * depth + LANES);
+        evens[row] = vector_load(out + row * TILE_LANES);
+        odds[row] = vector_load(out + row * TILE_LANES + LANES);
     }
     for (size_t k = 0; k < keys; k++, values += stride, weights += TILE_ROWS) {
         if (k % PREFETCH_LINES == 0)
@@ -415,25 +425,25 @@ static inline __attribute__((always_inline)) void mix(const float *restrict weig
         }
     }
     for (size_t row = 0; row < rows; row++) {
-        vector_store(out + row * depth, evens[row]);
-        vector_store(out + row * depth + LANES, odds[row]);
+        vector_store(out + row * TILE_LANES, evens[row]);
+        vector_store(out + row * TILE_LANES + LANES, odds[row]);
     }
 }
 
-static void mix_tile(const float *weights, const float *values, size_t keys, float *out, size_t depth,
+static void mix_tile(const float *weights, const float *values, size_t keys, float *out,
                      struct prefetch *next) {
-    mix(weights, (const unsigned char *)values, TILE_LANES * sizeof(float), false, keys, out, depth,
-        TILE_ROWS, next);
+    mix(weights, (const unsigned char *)values, TILE_LANES * sizeof(float), false, keys, out, TILE_ROWS,
+        next);
 }
 
 static void mix_tile_bf16(const float *weights, const unsigned char *values, size_t stride, size_t keys,
-                          float *out, size_t depth, struct prefetch *next) {
-    mix(weights, values, stride, true, keys, out, depth, TILE_ROWS, next);
+                          float *out, struct prefetch *next) {
+    mix(weights, values, stride, true, keys, out, TILE_ROWS, next);
 }
 
-static void mix_row(const float *weights, const float *values, size_t keys, float *out, size_t depth,
+static void mix_row(const float *weights, const float *values, size_t keys, float *out,
                     struct prefetch *next) {
-    mix(weights, (const unsigned char *)values, TILE_LANES * sizeof(float), false, keys, out, depth, 1, next);
+    mix(weights, (const unsigned char *)values, TILE_LANES * sizeof(float), false, keys, out, 1, next);
 }
 
 /* The values of a block, weighted. Positions that a row does not see are left out, for they may be no
@@ -445,8 +455,8 @@ static void block_mix(struct attention_state *state, size_t first, size_t count,
     if (read_in_place(state, cache) && keys_seen(state, 0, first, count) == count) {
         const unsigned char *values = cached(state, cache, first);
         for (size_t d = 0; d < depth; d += TILE_LANES)
-            mix_tile_bf16(state->weights, values + d * sizeof(uint16_t), stride, count, state->out + d, depth,
-                          next);
+            mix_tile_bf16(state->weights, values + d * sizeof(uint16_t), stride, count,
+                          state->out + d * TILE_ROWS, next);
         return;
     }
     for (size_t k = 0; k < count; k++)
@@ -456,15 +466,15 @@ static void block_mix(struct attention_state *state, size_t first, size_t count,
         const float *values = state->values + d * ATTENTION_BLOCK;
         for (size_t tile = 0; tile < state->rows; tile += TILE_ROWS) {
             const float *weights = state->weights + tile * ATTENTION_BLOCK;
-            float *out = state->out + tile * depth + d;
+            float *out = state->out + tile * depth + d * TILE_ROWS;
             size_t seen = keys_seen(state, tile, first, count);
             if (seen == keys_seen(state, tile + TILE_ROWS - 1, first, count)) {
-                mix_tile(weights, values, seen, out, depth, next);
+                mix_tile(weights, values, seen, out, next);
                 continue;
             }
             for (size_t row = 0; row < TILE_ROWS; row++)
-                mix_row(weights + row, values, keys_seen(state, tile + row, first, count), out + row * depth,
-                        depth, next);
+                mix_row(weights + row, values, keys_seen(state, tile + row, first, count),
+                        out + row * TILE_LANES, next);
         }
     }
 }
@@ -510,15 +520,19 @@ static void partial_clear(float *total, size_t size) {
     total[PARTIAL_LARGEST] = -FLT_MAX;
 }
 
-/* Adds a span's result to those before it: both are scaled to the larger of their largest scores. */
-static void partial_add(float *total, float largest, float sum, const float *values, size_t size) {
+/* Adds a span's result to those before it: both are scaled to the larger of their largest scores. `values`
+ * are TILE_LANES elements and the next `stride` floats further. */
+static void partial_add(float *total, float largest, float sum, const float *values, size_t stride,
+                        size_t size) {
     float before = total[PARTIAL_LARGEST], now = largest > before ? largest : before;
     vector keep = vector_exp(vector_of(before - now)), add = vector_exp(vector_of(largest - now));
     total[PARTIAL_LARGEST] = now;
     total[PARTIAL_TOTAL] = total[PARTIAL_TOTAL] * keep[0] + sum * add[0];
-    for (float *to = total + PARTIAL_VALUES; to < total + PARTIAL_VALUES + round_up(size, TILE_LANES);
-         to += LANES, values += LANES)
-        vector_store(to, vector_fma(vector_load(values), add, vector_load(to) * keep));
+    float *to = total + PARTIAL_VALUES;
+    for (size_t d = 0; d < size; d += TILE_LANES, values += stride, to += TILE_LANES)
+        for (size_t half = 0; half < TILE_LANES; half += LANES)
+            vector_store(to + half,
+                         vector_fma(vector_load(values + half), add, vector_load(to + half) * keep));
 }
 
 /* y[size] = values / total * sigmoid(gate), in order again */
@@ -540,7 +554,7 @@ static void partial_add_rows(struct attention_state *state, size_t begin) {
     for (size_t row = 0; row < state->of->tokens * state->of->group; row++)
         if (keys_seen(state, row, begin, 1) > 0)
             partial_add(state->total + row * stride, largest_of(state, row), sum_of(state, row),
-                        state->out + row * state->depth, state->of->size);
+                        out_of(state, row), OUT_STEP, state->of->size);
 }
 
 static void attend(const struct attention_rows *rows, void *workspace) {
@@ -571,8 +585,9 @@ static void attend_span(const struct attention_rows *rows, size_t begin, size_t 
         for (size_t row = 0; row < rows->group; row++, partial += attention_partial_floats(rows->size)) {
             partial[PARTIAL_LARGEST] = largest_of(&states[head], row);
             partial[PARTIAL_TOTAL] = sum_of(&states[head], row);
-            memcpy(partial + PARTIAL_VALUES, states[head].out + row * states->depth,
-                   states->depth * sizeof *partial);
+            const float *out = out_of(&states[head], row);
+            for (size_t d = 0; d < states->depth; d += TILE_LANES, out += OUT_STEP)
+                memcpy(partial + PARTIAL_VALUES + d, out, TILE_LANES * sizeof *out);
         }
 }
 
@@ -582,7 +597,8 @@ static void combine(const float *partial, size_t stride, size_t spans, size_t si
     partial_clear(total, size);
     for (size_t span = 0; span < spans; span++) {
         const float *from = partial + span * stride;
-        partial_add(total, from[PARTIAL_LARGEST], from[PARTIAL_TOTAL], from + PARTIAL_VALUES, size);
+        partial_add(total, from[PARTIAL_LARGEST], from[PARTIAL_TOTAL], from + PARTIAL_VALUES, TILE_LANES,
+                    size);
     }
     partial_end(total, gate, size, y);
 }
