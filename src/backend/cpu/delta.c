@@ -21,6 +21,16 @@ static size_t conv_workspace(const struct cpu_task *task) {
            (larger(c->key_size, c->value_size) * sizeof(float) + sizeof(const float *));
 }
 
+/* Rows are far apart, for a head's channels are a small part of them: the processor does not see them coming.
+ */
+#define AHEAD 4
+static void prefetch(const float *input, const float *output, size_t size) {
+    for (size_t i = 0; i < size; i += 16) {
+        __builtin_prefetch(input + i);
+        __builtin_prefetch(output + i, 1);
+    }
+}
+
 /* Channels [first, first + size) of the convolution for all rows, into rows of `out` from `column`; with
  * factor above 0 each is then made a unit vector times it. The state is moved on by T rows at the end. */
 static void conv_channels(const struct cpu_task *task, size_t first, size_t size, const struct view *out,
@@ -30,13 +40,19 @@ static void conv_channels(const struct cpu_task *task, size_t first, size_t size
     size_t width = taps->columns, history = width - 1, rows = x->rows;
     const float **inputs = task->workspace;
     float *weights = (float *)(inputs + width);
-    for (size_t i = 0; i < size; i++)
-        for (size_t j = 0; j < width; j++)
-            weights[j * size + i] = float_load(taps->bytes, taps->dtype, (first + i) * width + j);
+    if (width == 4 && taps->dtype == DTYPE_BF16) {
+        kernels->conv_four_taps(taps->bytes + first * 4 * sizeof(uint16_t), size, weights);
+    } else {
+        for (size_t i = 0; i < size; i++)
+            for (size_t j = 0; j < width; j++)
+                weights[j * size + i] = float_load(taps->bytes, taps->dtype, (first + i) * width + j);
+    }
     for (size_t t = 0; t < rows; t++) {
         for (size_t j = 0; j < width; j++)
             inputs[j] = first + (t + j < history ? float_row(state, t + j) : float_row(x, t + j - history));
         float *y = float_row(out, t) + column;
+        if (t + AHEAD < rows)
+            prefetch(float_row(x, t + AHEAD) + first, float_row(out, t + AHEAD) + column, size);
         kernels->conv_silu(inputs, weights, width, y, size);
         if (factor > 0)
             kernels->unit_norm(y, task->op->op.constants.epsilon, factor, size);

@@ -37,6 +37,8 @@ struct vector_kernels {
                        size_t count);
     /* x[count] = x / sqrt(sum(x^2) + epsilon) * factor */
     void (*unit_norm)(float *x, float epsilon, float factor, size_t count);
+    /* out[4][count] from taps[count][4] in bfloat16, which may lie unaligned */
+    void (*conv_four_taps)(const unsigned char *taps, size_t count, float *out);
     /* y[count] = silu(sum over j < width of taps[j][count] * inputs[j][count]) */
     void (*conv_silu)(const float *const *inputs, const float *taps, size_t width, float *y, size_t count);
     /* decay[count] = exp(-exp(A_log) softplus(a + dt_bias)); beta[count] = sigmoid(b) */

@@ -117,6 +117,18 @@ static inline vector vector_fma(vector a, vector b, vector c) {
 #endif
 }
 
+/* Indices of lanes for __builtin_shufflevector. */
+#if LANES == 16
+#define EVEN_LANES 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
+#define ODD_LANES 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
+#elif LANES == 8
+#define EVEN_LANES 0, 2, 4, 6, 8, 10, 12, 14
+#define ODD_LANES 1, 3, 5, 7, 9, 11, 13, 15
+#else
+#define EVEN_LANES 0, 2, 4, 6
+#define ODD_LANES 1, 3, 5, 7
+#endif
+
 /* Of each pair of lanes `width` apart (a power of two, known when compiled) the sum: of a in the lower lane
  * of the pair, of b in the upper one. log2(LANES) rounds of it with widths from LANES / 2 down to 1 add up
  * LANES vectors at once, in the order of vector_sum. */
@@ -151,9 +163,11 @@ static inline float vector_sum(vector v) {
  * Taylor series to r^7). 0 below -87.3, the largest powers from 88.7 on; a NaN stays one. */
 static inline vector vector_exp(vector x) {
     const vector low = vector_of(-87.3f), high = vector_of(88.7f);
-    int_vector underflow = x < low;
-    vector clamped = vector_select(underflow, low, x);
-    clamped = vector_select(clamped > high, high, clamped);
+#if LANES == 16
+    vector clamped = (vector)_mm512_min_ps((__m512)high, (__m512)x); /* the second of them if it is NaN */
+#else
+    vector clamped = vector_select(x > high, high, vector_select(x < low, low, x));
+#endif
     const vector magic = vector_of(0x1.8p23f); /* adding it rounds to a whole number, in the low bits */
     vector shifted = vector_fma(clamped, vector_of(0x1.715476p0f), magic);
     vector n = shifted - magic;
@@ -167,18 +181,35 @@ static inline vector vector_exp(vector x) {
     p = vector_fma(p, r, vector_of(0.5f));
     p = vector_fma(p, r, vector_of(1.0f));
     p = vector_fma(p, r, vector_of(1.0f));
+#if LANES == 16
+    __mmask16 not_below = _mm512_cmp_ps_mask((__m512)x, (__m512)low, _CMP_NLT_UQ);
+    return (vector)_mm512_maskz_scalef_ps(not_below, (__m512)p, (__m512)n);
+#else
     vector result = vector_from_bits(vector_bits(p) + (vector_bits(shifted) << 23));
     result = vector_select(x != x, x, result);
-    return vector_select(underflow, vector_of(0), result);
+    return vector_select(x < low, vector_of(0), result);
+#endif
+}
+
+/* 1 / x to about one unit in the last place, for x from 1 on. */
+static inline vector vector_reciprocal(vector x) {
+#if LANES == 16
+    /* Division would take longer than all of vector_exp: 14 bits, then a step of Newton's method. */
+    vector estimate = (vector)_mm512_rcp14_ps((__m512)x);
+    vector error = vector_fma(-x, estimate, vector_of(1.0f));
+    return vector_fma(estimate, error, estimate);
+#else
+    return 1.0f / x;
+#endif
 }
 
 /* 1 / (1 + e^-x) and x / (1 + e^-x) */
 static inline vector vector_sigmoid(vector x) {
-    return 1.0f / (1.0f + vector_exp(-x));
+    return vector_reciprocal(1.0f + vector_exp(-x));
 }
 
 static inline vector vector_silu(vector x) {
-    return x / (1.0f + vector_exp(-x));
+    return x * vector_sigmoid(x);
 }
 
 #endif

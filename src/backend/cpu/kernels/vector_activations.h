@@ -25,6 +25,22 @@ static void expert_combine(const float *routed, size_t stride, const float *shar
     }
 }
 
+/* Four taps a channel in bfloat16, two of them to an integer. */
+static void conv_four_taps(const unsigned char *taps, size_t count, float *out) {
+    for (size_t i = 0; i < count; i += LANES) {
+        size_t left = count - i < LANES ? count - i : LANES;
+        int_vector pairs[2] = {{0}};
+        memcpy(pairs, taps + i * 8, left * 8);
+        int_vector first = __builtin_shufflevector(pairs[0], pairs[1], EVEN_LANES);
+        int_vector second = __builtin_shufflevector(pairs[0], pairs[1], ODD_LANES);
+        const int_vector upper = (int_vector){0} - 0x10000;
+        vector_store_first(out + i, vector_from_bits(first << 16), left);
+        vector_store_first(out + count + i, vector_from_bits(first & upper), left);
+        vector_store_first(out + 2 * count + i, vector_from_bits(second << 16), left);
+        vector_store_first(out + 3 * count + i, vector_from_bits(second & upper), left);
+    }
+}
+
 static void conv_silu(const float *const *inputs, const float *taps, size_t width, float *y, size_t count) {
     for (size_t i = 0; i < count; i += LANES) {
         size_t left = count - i;

@@ -12,8 +12,9 @@
 #define VECTOR_KERNELS                                                                                       \
     {                                                                                                        \
         .swiglu = swiglu, .rms_norm = rms_norm, .gated_norm = gated_norm, .unit_norm = unit_norm,            \
-        .conv_silu = conv_silu, .delta_gates = delta_gates, .delta_scan = delta_scan,                        \
-        .expert_combine = expert_combine, .adjust_logits = adjust_logits, .sum_weights = sum_weights,        \
+        .conv_four_taps = conv_four_taps, .conv_silu = conv_silu, .delta_gates = delta_gates,                \
+        .delta_scan = delta_scan, .expert_combine = expert_combine, .adjust_logits = adjust_logits,          \
+        .sum_weights = sum_weights,                                                                          \
     }
 
 #endif
