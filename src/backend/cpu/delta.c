@@ -4,7 +4,7 @@
 #include <math.h>
 
 /* Rows of a head's state that are a unit of the scan. */
-#define UNIT_ROWS 64
+#define UNIT_ROWS 128
 
 static size_t larger(size_t a, size_t b) {
     return a > b ? a : b;

@@ -147,7 +147,7 @@ static ALWAYS_INLINE void scan_tile(const struct delta_rows *d, size_t first, si
 #define HELD_ROWS 3
 #define HELD_KEYS 128
 /* Tokens whose k and q, side by side and aligned, stay in the first-level cache while all rows pass. */
-#define HELD_TOKENS 24
+#define HELD_TOKENS 32
 
 /* Loaded once: the compiler would have each of its uses read memory again. */
 static ALWAYS_INLINE vector load_kept(const float *values) {
@@ -164,48 +164,54 @@ static ALWAYS_INLINE vector sum_everywhere(vector v) {
     return vector_join(v, v, 1);
 }
 
+/* The sums of the lanes of three vectors, of row r in all lanes of quarter r. */
+static ALWAYS_INLINE vector three_sums(const vector sums[3]) {
+    const vector zero = {0};
+    vector joined = vector_join(vector_join(sums[0], sums[2], 8), vector_join(sums[1], zero, 8), 4);
+    joined = vector_join(joined, joined, 2);
+    return vector_join(joined, joined, 1);
+}
+
+#define HELD_VECTORS (HELD_KEYS / LANES)
+#define EACH_ROW UNROLL for (size_t r = 0; r < HELD_ROWS; r++) if (r < rows)
+#define EACH_VECTOR UNROLL for (size_t i = 0; i < HELD_VECTORS; i++)
+
+/* y of the rows: s.q */
+static ALWAYS_INLINE void held_outputs(vector s[HELD_ROWS][HELD_VECTORS], size_t rows, const float *q, float *y) {
+    vector sums[HELD_ROWS] = {{0}};
+    EACH_VECTOR {
+        vector query = load_kept(q + i * LANES);
+        EACH_ROW sums[r] = vector_fma(s[r][i], query, sums[r]);
+    }
+    const __m512i quarters = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 8, 4, 0);
+    __m512 joined = _mm512_permutexvar_ps(quarters, (__m512)three_sums(sums));
+    _mm_mask_storeu_ps(y, (__mmask8)((1u << rows) - 1), _mm512_castps512_ps128(joined));
+}
+
 /* Row `first` of a head's state and the ones after it through the tokens [begin, end), whose k and q are in
  * `pairs`. A token's y is added up beside the next one's s.k, off the way from change to change. */
 static ALWAYS_INLINE void scan_held(const struct delta_rows *d, size_t first, size_t rows, size_t begin,
                                     size_t end, const float *pairs) {
-    enum { VECTORS = HELD_KEYS / LANES };
-    vector s[HELD_ROWS][VECTORS], with_q[4] = {{0}};
-    UNROLL for (size_t r = 0; r < HELD_ROWS; r++) if (r < rows) UNROLL for (size_t i = 0; i < VECTORS; i++)
-        s[r][i] = vector_load(d->state + (first + r) * HELD_KEYS + i * LANES);
-    for (size_t t = begin; t <= end; t++, pairs += 2 * HELD_KEYS) {
-        vector with_k[HELD_ROWS][2] = {{{0}}};
-        if (t < end)
-            UNROLL for (size_t i = 0; i < VECTORS; i++) {
-                vector k = load_kept(pairs + i * LANES);
-                UNROLL for (size_t r = 0; r < HELD_ROWS; r++) if (r < rows) with_k[r][i % 2] =
-                    vector_fma(s[r][i], k, with_k[r][i % 2]);
-            }
-        if (t > begin) {
-            UNROLL for (size_t r = 0; r < HELD_ROWS; r++) if (r < rows) with_q[r] = (vector){0};
-            UNROLL for (size_t i = 0; i < VECTORS; i++) {
-                vector q = load_kept(pairs - HELD_KEYS + i * LANES);
-                UNROLL for (size_t r = 0; r < HELD_ROWS; r++) if (r < rows) with_q[r] =
-                    vector_fma(s[r][i], q, with_q[r]);
-            }
-            float y[4];
-            four_sums(with_q, y);
-            memcpy(d->y + (t - 1) * d->y_stride + first, y, rows * sizeof *y);
-        }
-        if (t == end)
-            break;
-        float decay = d->decay[t * d->decay_stride], beta = d->beta[t * d->beta_stride];
-        vector changes[HELD_ROWS];
-        UNROLL for (size_t r = 0; r < HELD_ROWS; r++) if (r < rows) changes[r] =
-            change_of(vector_of(d->v[t * d->v_stride + first + r]),
-                      sum_everywhere(with_k[r][0] + with_k[r][1]), decay, beta);
-        UNROLL for (size_t i = 0; i < VECTORS; i++) {
+    vector s[HELD_ROWS][HELD_VECTORS];
+    EACH_ROW EACH_VECTOR s[r][i] = vector_load(d->state + (first + r) * HELD_KEYS + i * LANES);
+    for (size_t t = begin; t < end; t++, pairs += 2 * HELD_KEYS) {
+        vector with_k[HELD_ROWS][2] = {{{0}}}, changes[HELD_ROWS];
+        EACH_VECTOR {
             vector k = load_kept(pairs + i * LANES);
-            UNROLL for (size_t r = 0; r < HELD_ROWS; r++) if (r < rows) s[r][i] =
-                vector_fma(changes[r], k, s[r][i] * decay);
+            EACH_ROW with_k[r][i % 2] = vector_fma(s[r][i], k, with_k[r][i % 2]);
+        }
+        float decay = d->decay[t * d->decay_stride], beta = d->beta[t * d->beta_stride];
+        EACH_ROW changes[r] = change_of(vector_of(d->v[t * d->v_stride + first + r]),
+                                        sum_everywhere(with_k[r][0] + with_k[r][1]), decay, beta);
+        if (t > begin)
+            held_outputs(s, rows, pairs - HELD_KEYS, d->y + (t - 1) * d->y_stride + first);
+        EACH_VECTOR {
+            vector k = load_kept(pairs + i * LANES);
+            EACH_ROW s[r][i] = vector_fma(changes[r], k, s[r][i] * decay);
         }
     }
-    UNROLL for (size_t r = 0; r < HELD_ROWS; r++) if (r < rows) UNROLL for (size_t i = 0; i < VECTORS; i++)
-        vector_store(d->state + (first + r) * HELD_KEYS + i * LANES, s[r][i]);
+    held_outputs(s, rows, pairs - HELD_KEYS, d->y + (end - 1) * d->y_stride + first);
+    EACH_ROW EACH_VECTOR vector_store(d->state + (first + r) * HELD_KEYS + i * LANES, s[r][i]);
 }
 
 /* Functions of their own, so that compilers see each alone and find registers for all. */
@@ -224,6 +230,18 @@ static __attribute__((noinline)) void scan_one(const struct delta_rows *d, size_
     scan_held(d, first, 1, begin, end, pairs);
 }
 
+/* What tokens bring: rows far apart, which the processor does not see coming. */
+static inline void prefetch_token(const struct delta_rows *d, size_t t) {
+    for (size_t i = 0; i < HELD_KEYS; i += LANES) {
+        __builtin_prefetch(d->k + t * d->k_stride + i);
+        __builtin_prefetch(d->q + t * d->q_stride + i);
+    }
+    for (size_t i = 0; i < d->rows; i += LANES) {
+        __builtin_prefetch(d->v + t * d->v_stride + i);
+        __builtin_prefetch(d->y + t * d->y_stride + i, 1);
+    }
+}
+
 static void scan_chunk(const struct delta_rows *d) {
     float pairs[HELD_TOKENS * 2 * HELD_KEYS] __attribute__((aligned(64)));
     for (size_t begin = 0, end; begin < d->tokens; begin = end) {
@@ -233,9 +251,12 @@ static void scan_chunk(const struct delta_rows *d) {
             memcpy(pair, d->k + t * d->k_stride, HELD_KEYS * sizeof *pair);
             memcpy(pair + HELD_KEYS, d->q + t * d->q_stride, HELD_KEYS * sizeof *pair);
         }
-        size_t row = 0;
-        for (; row + 3 <= d->rows; row += 3)
+        size_t row = 0, next = end;
+        for (; row + 3 <= d->rows; row += 3) {
+            for (size_t i = 0; i < 2 && next < d->tokens && next < end + HELD_TOKENS; i++)
+                prefetch_token(d, next++);
             scan_three(d, row, begin, end, pairs);
+        }
         if (d->rows - row == 2)
             scan_two(d, row, begin, end, pairs);
         else if (d->rows - row == 1)
