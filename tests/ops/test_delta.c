@@ -7,8 +7,18 @@ struct shape {
 };
 
 static const struct shape shapes[] = {
-    {1, 1, 1, 16, 16, 4},  {9, 2, 4, 16, 8, 4},  {2, 2, 2, 24, 40, 3},
-    {17, 1, 3, 32, 16, 2}, {3, 2, 6, 20, 12, 6},
+    {1, 1, 1, 16, 16, 4},
+    {9, 2, 4, 16, 8, 4},
+    {2, 2, 2, 24, 40, 3},
+    {17, 1, 3, 32, 16, 2},
+    {3, 2, 6, 20, 12, 6},
+    /* Of 64 and 128 keys, with rows left over from every size of group. */
+    {37, 1, 2, 128, 35, 4},
+    {4, 1, 1, 128, 70, 4},
+    {2, 1, 3, 128, 64, 4},
+    {5, 2, 2, 64, 12, 4},
+    {3, 1, 2, 64, 70, 4},
+    {6, 1, 2, 8, 5, 4},
 };
 #define SHAPES (sizeof shapes / sizeof *shapes)
 
@@ -171,8 +181,8 @@ static struct scan scan_open(struct bench *bench, const struct shape *s) {
     return scan;
 }
 
-#define MAX_ROWS 17
-#define MAX_SIZE 48
+#define MAX_ROWS 40
+#define MAX_SIZE 128
 
 /* One head in block form. G_t = sum of log decay up to t, L_ij = exp(G_i - G_j): u solves
  * (I + strict_lower(beta k k^T L)) u = beta (v - exp(G) S k); y_t = exp(G_t) S q_t + sum_{i<=t} L_ti
@@ -252,6 +262,44 @@ static void delta_scan_equals_block_form(void **state) {
         }
         bench_close(&bench);
     }
+}
+
+/* A NaN in an element of v spoils that row of the state and of y from its token on, and nothing else. */
+static void a_nan_stays_in_its_row(void **state) {
+    (void)state;
+    const struct shape *s = &shapes[5];
+    enum { TOKEN = 2, ROW = 34 };
+    struct bench benches[2];
+    struct scan scans[2];
+    uint32_t values = s->value_heads * s->value_size;
+    for (int i = 0; i < 2; i++) {
+        bench_open(&benches[i], 300);
+        scans[i] = scan_open(&benches[i], s);
+        if (i == 1)
+            bench_floats(&benches[1], scans[1].v)[TOKEN * values + ROW] = NAN;
+        set_constants(bench_op(&benches[i], OP_DELTA_SCAN,
+                               (struct operand[]){scans[i].q, scans[i].k, scans[i].v, scans[i].decay,
+                                                  scans[i].beta, scans[i].state, scans[i].y},
+                               7),
+                      s);
+        bench_run(&benches[i]);
+    }
+    for (uint32_t i = 0; i < s->rows * values; i++) {
+        float found = bench_floats(&benches[1], scans[1].y)[i];
+        if (i % values == ROW && i / values >= TOKEN)
+            assert_true(isnan(found));
+        else
+            assert_true(found == bench_floats(&benches[0], scans[0].y)[i]);
+    }
+    for (uint32_t i = 0; i < values * s->key_size; i++) {
+        float found = bench_floats(&benches[1], scans[1].state)[i];
+        if (i / s->key_size == ROW)
+            assert_true(isnan(found));
+        else
+            assert_true(found == bench_floats(&benches[0], scans[0].state)[i]);
+    }
+    bench_close(&benches[0]);
+    bench_close(&benches[1]);
 }
 
 static void gated_norm_of_heads(void **state) {
@@ -336,9 +384,10 @@ static void delta_tail_equals_its_parts(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(conv_silu_of_shapes),     cmocka_unit_test(conv_silu_token_by_token),
-        cmocka_unit_test(delta_gates_of_extremes), cmocka_unit_test(delta_scan_equals_block_form),
-        cmocka_unit_test(gated_norm_of_heads),     cmocka_unit_test(delta_tail_equals_its_parts),
+        cmocka_unit_test(conv_silu_of_shapes),         cmocka_unit_test(conv_silu_token_by_token),
+        cmocka_unit_test(delta_gates_of_extremes),     cmocka_unit_test(delta_scan_equals_block_form),
+        cmocka_unit_test(a_nan_stays_in_its_row),      cmocka_unit_test(gated_norm_of_heads),
+        cmocka_unit_test(delta_tail_equals_its_parts),
     };
     return BENCH_RUN_TESTS(tests);
 }

@@ -317,6 +317,68 @@ static void a_large_vocabulary(void **state) {
     bench_close(bench);
 }
 
+/* Drawn from all logits that can come, as the definition has it. */
+static int32_t expected_draw(struct sampler *sampler, uint32_t vocabulary) {
+    struct candidate *candidates = calloc(vocabulary, sizeof *candidates);
+    assert_non_null(candidates);
+    size_t count = 0;
+    for (uint32_t id = 0; id < vocabulary; id++)
+        if (logits_of(sampler)[id] > -INFINITY)
+            candidates[count++] = (struct candidate){logits_of(sampler)[id], (int32_t)id};
+    int32_t id = sample_draw(candidates, count, &sampler->bench.record);
+    free(candidates);
+    return id;
+}
+
+/* However few of the logits are looked at for it. */
+static void draws_are_those_of_the_definition(void **state) {
+    (void)state;
+    enum { VOCABULARY = 20011 };
+    const struct {
+        float temperature;
+        uint32_t top_k;
+        float top_p, min_p, spread;
+    } cases[] = {
+        {1, 20, 0.95f, 0, 1},       {1, 20, 0.95f, 0, 4},    {0.7f, 0, 0.9f, 0, 1},
+        {0.7f, 0, 0.9f, 0, 4},      {1, 0, 1, 0, 1},         {0.2f, 0, 1, 0, 4},
+        {1, 0, 1, 0.1f, 2},         {1, 0, 1, 0.001f, 1},    {1, 1, 1, 0, 1},
+        {1, 5000, 1, 0, 2},         {1, 15000, 0.99f, 0, 1}, {1, 30000, 1, 0, 1},
+        {1, 30000, 0.5f, 0.01f, 2}, {5, 40, 1, 0, 1},        {1, 79, 0.99f, 0.001f, 0},
+        {1, 0, 0.6f, 0, 0},         {1e-30f, 0, 0.9f, 0, 1}, {1e30f, 0, 0.9f, 0, 1},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct sampler sampler;
+        sampler_open(&sampler, VOCABULARY);
+        for (uint32_t id = 0; id < VOCABULARY; id++)
+            logits_of(&sampler)[id] =
+                id % 7 == 3 ? -INFINITY : roundf(64 * cases[i].spread * logits_of(&sampler)[id]) / 64;
+        sampler.bench.record.temperature = cases[i].temperature;
+        sampler.bench.record.top_k = cases[i].top_k;
+        sampler.bench.record.top_p = cases[i].top_p;
+        sampler.bench.record.min_p = cases[i].min_p;
+        for (int draw = 0; draw < 3; draw++) {
+            int32_t expected = expected_draw(&sampler, VOCABULARY);
+            assert_int_equal(sample(&sampler), expected);
+        }
+        bench_close(&sampler.bench);
+    }
+}
+
+/* The first and last of them, and each place in a vector. */
+static void a_nan_anywhere_is_found(void **state) {
+    (void)state;
+    enum { VOCABULARY = 1031 };
+    for (uint32_t place = 0; place < VOCABULARY; place = place < 20 || place >= 1010 ? place + 1 : 1010) {
+        struct sampler sampler;
+        sampler_open(&sampler, VOCABULARY);
+        logits_of(&sampler)[place] = place % 2 == 0 ? NAN : INFINITY;
+        assert_int_equal(sample(&sampler), -1);
+        logits_of(&sampler)[place] = 100;
+        assert_int_equal(sample(&sampler), place);
+        bench_close(&sampler.bench);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(greedy_takes_the_first_largest),
@@ -328,6 +390,8 @@ int main(void) {
         cmocka_unit_test(seeds_reproduce),
         cmocka_unit_test(random_numbers_are_uniform),
         cmocka_unit_test(a_large_vocabulary),
+        cmocka_unit_test(draws_are_those_of_the_definition),
+        cmocka_unit_test(a_nan_anywhere_is_found),
     };
     return BENCH_RUN_TESTS(tests);
 }

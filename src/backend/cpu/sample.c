@@ -58,13 +58,20 @@ static size_t unit_end(const struct sampling *s, size_t end) {
     return end * UNIT_GROUPS < s->groups ? end * UNIT_GROUPS : s->groups;
 }
 
+/* The logits of a group after penalties and bias, into `out` unless it is NULL. */
+static struct logit_summary adjust_group(const struct cpu_task *task, const struct sampling *s, size_t group,
+                                         float *out) {
+    size_t first = group * GROUP;
+    return task->kernels->vector->adjust_logits(
+        float_row(&task->op->views[1], 0) + first, float_row(&task->op->views[2], 0) + first,
+        int_row(&task->op->views[3], 0) + first, s->record, out, group_size(s, group));
+}
+
 static void sample_prepare(const struct cpu_task *task, size_t begin, size_t end) {
     struct sampling s = sampling_of(task);
+    bool greedy = !(s.record->temperature > 0);
     for (size_t group = begin * UNIT_GROUPS; group < unit_end(&s, end); group++) {
-        size_t first = group * GROUP;
-        s.summaries[group] = task->kernels->vector->adjust_logits(
-            float_row(&task->op->views[1], 0) + first, float_row(&task->op->views[2], 0) + first,
-            int_row(&task->op->views[3], 0) + first, s.record, s.logits + first, group_size(&s, group));
+        s.summaries[group] = adjust_group(task, &s, group, greedy ? NULL : s.logits + group * GROUP);
     }
 }
 
@@ -96,12 +103,13 @@ static void sample_run(const struct cpu_task *task, size_t begin, size_t end) {
                                                            s.record->temperature, group_size(&s, group));
 }
 
-/* The first of the largest. */
-static int32_t pick_largest(const struct sampling *s, float largest) {
+/* The first of the largest; only of its group are the adjusted logits kept. */
+static int32_t pick_largest(const struct cpu_task *task, const struct sampling *s, float largest) {
     size_t group = 0;
     while (s->summaries[group].largest < largest)
         group++;
     size_t id = group * GROUP;
+    adjust_group(task, s, group, s->logits + id);
     while (s->logits[id] < largest)
         id++;
     return (int32_t)id;
@@ -179,13 +187,13 @@ static size_t gather_largest(const struct sampling *s, size_t n) {
     return count;
 }
 
-static int32_t choose(const struct sampling *s) {
+static int32_t choose(const struct cpu_task *task, const struct sampling *s) {
     const struct step_record *record = s->record;
     struct logit_summary all = summary_of(s);
     if (all.broken || all.count == 0)
         return -1;
     if (!(record->temperature > 0))
-        return pick_largest(s, all.largest);
+        return pick_largest(task, s, all.largest);
     if (!draws_from_all(s, &all))
         return sample_draw_largest(s->candidates, gather_largest(s, record->top_k), record->top_k, -1,
                                    record);
@@ -206,7 +214,7 @@ static int32_t choose(const struct sampling *s) {
 static void sample_finish(const struct cpu_task *task) {
     struct sampling s = sampling_of(task);
     struct step_record *record = record_of(&task->op->views[0]);
-    int32_t *counts = int_row(&task->op->views[3], 0), id = choose(&s);
+    int32_t *counts = int_row(&task->op->views[3], 0), id = choose(task, &s);
     if (id >= 0 && (counts[id] & ~STEP_COUNT_IN_PROMPT) < STEP_COUNT_IN_PROMPT - 1)
         counts[id]++;
     int_row(&task->op->views[4], 0)[0] = id;

@@ -177,7 +177,8 @@ static ALWAYS_INLINE vector three_sums(const vector sums[3]) {
 #define EACH_VECTOR UNROLL for (size_t i = 0; i < HELD_VECTORS; i++)
 
 /* y of the rows: s.q */
-static ALWAYS_INLINE void held_outputs(vector s[HELD_ROWS][HELD_VECTORS], size_t rows, const float *q, float *y) {
+static ALWAYS_INLINE void held_outputs(vector s[HELD_ROWS][HELD_VECTORS], size_t rows, const float *q,
+                                       float *y) {
     vector sums[HELD_ROWS] = {{0}};
     EACH_VECTOR {
         vector query = load_kept(q + i * LANES);
