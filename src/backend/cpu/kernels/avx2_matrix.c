@@ -279,7 +279,7 @@ INLINE void int8_stream(const struct view *matrix, const struct panel_rows *rows
             for (size_t r = 0; r < VECTOR_ROWS; r++) {
                 const unsigned char *at = codes[r] + (group + g) * GROUP_BYTES;
                 __m256i packed = _mm256_loadu_si256((const __m256i *)at);
-                /* The row 8 below is next; what is past the end of memory is not fetched. */
+                /* The row 8 below comes next. Nothing is fetched from where there is no memory. */
                 if (g % 2 == 0)
                     _mm_prefetch((const char *)((uintptr_t)at + VECTOR_ROWS * matrix->columns / 2),
                                  _MM_HINT_T0);
