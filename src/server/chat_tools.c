@@ -127,7 +127,8 @@ bool chat_tools_read(struct exchange *exchange, json_t *request, json_t *view, s
     if (json_array_size(given) > MAX_TOOLS)
         return refuse(refusal, "tools", "\"tools\" has %zu tools; at most %d are read.",
                       json_array_size(given), MAX_TOOLS);
-    if (json_array_size(request_value(object, "functions")) > 0)
+    const json_t *functions = request_value(object, "functions");
+    if (functions != NULL && !(json_is_array(functions) && json_array_size(functions) == 0))
         return refuse(refusal, "functions", "\"functions\" is not supported; use \"tools\".");
     bool parallel = true, shown = true;
     if (!request_boolean(object, "parallel_tool_calls", &parallel, refusal))

@@ -174,6 +174,8 @@ static void wrong_fields_of_chat(void **state) {
         {"\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"get_weather\"}}", "tool_choice"},
         {"\"parallel_tool_calls\":0", "parallel_tool_calls"},
         {"\"functions\":[{\"name\":\"f\"}]", "functions"},
+        {"\"functions\":{\"name\":\"f\"}", "functions"},
+        {"\"functions\":\"f\"", "functions"},
         {"\"chat_template_kwargs\":[]", "chat_template_kwargs"},
         {"\"chat_template_kwargs\":{\"enable_thinking\":\"no\"}", "chat_template_kwargs.enable_thinking"},
         {"\"enable_thinking\":0", "enable_thinking"},
