@@ -278,6 +278,9 @@ struct calla_generation *calla_generation_new(struct calla_session *session,
 void calla_generation_free(struct calla_generation *generation) {
     if (generation == NULL)
         return;
+    /* Nobody will go on with a chunk of this prompt, so no work must be spent on it. */
+    if (generation->session->chunk > 0)
+        calla_session_reset(generation->session, NULL);
     reply_parser_free(generation->parser);
     stop_matcher_free(&generation->stop);
     buffer_free(&generation->text);

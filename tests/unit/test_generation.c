@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "checkpoint_fixture.h"
+#include "engine/engine.h"
 #include "model/weights.h"
 
 #define LENGTH 150
@@ -178,6 +179,31 @@ static void callers_can_cancel(void **state) {
     assert_false(calla_session_read(session, tokens, LENGTH, NULL, &progress, &error));
     assert_int_equal(error.status, CALLA_CANCELLED);
     assert_int_equal(calla_session_position(session), 0);
+    calla_prompt_free(&prompt);
+    calla_session_close(session);
+    calla_model_close(model);
+}
+
+/* A generation that is freed while its session is within a chunk of the prompt, of which no more is wanted.
+ */
+static void a_chunk_is_given_up_with_its_generation(void **state) {
+    struct calla_model *model = checkpoint_model(state, "cpu", 2, "chunk_rows=4");
+    struct calla_session *session = checkpoint_session(model);
+    struct calla_prompt prompt;
+    render(model, "Hello", false, &prompt);
+    struct calla_generate_options options = greedy(1);
+    struct calla_error error = {0};
+    bool done;
+    for (int within = 0; within < 2; within++) {
+        struct calla_generation *generation = calla_generation_new(session, &prompt, &options, &error);
+        assert_non_null(generation);
+        assert_true(calla_generation_step(generation, &done, &error));
+        assert_int_equal(calla_session_position(session), within ? 8 : 4); /* it goes on from the first */
+        session->chunk = within ? 4 : 0; /* as the backend leaves it that has stopped within the chunk */
+        calla_generation_free(generation);
+        assert_int_equal(calla_session_position(session), within ? 0 : 4);
+        assert_int_equal(session->chunk, 0);
+    }
     calla_prompt_free(&prompt);
     calla_session_close(session);
     calla_model_close(model);
@@ -442,6 +468,7 @@ int main(void) {
         cmocka_unit_test(end_tokens_end_and_thinking_closes_first),
         cmocka_unit_test(the_context_ends_a_reply),
         cmocka_unit_test(callers_can_cancel),
+        cmocka_unit_test(a_chunk_is_given_up_with_its_generation),
         cmocka_unit_test(stops_end_content_and_sleep_in_thinking),
         cmocka_unit_test(a_required_call_comes),
         cmocka_unit_test(logprobs_are_those_of_the_distribution),
