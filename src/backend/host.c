@@ -65,12 +65,12 @@ static bool memory_new(struct memory *memory, uint64_t size, const char *what, s
 bool memory_reserve(struct memory *memory, size_t size, const char *what, struct calla_error *error) {
     if (size <= memory->size)
         return true;
+    void *data = NULL;
+    if (posix_memalign(&data, 64, size) != 0)
+        return error_memory(error, what, size); /* programs that work in what there is go on to */
     free(memory->data);
-    *memory = (struct memory){.size = size};
-    if (posix_memalign(&memory->data, 64, size) == 0)
-        return true;
-    *memory = (struct memory){.size = 0};
-    return error_memory(error, what, size);
+    *memory = (struct memory){.data = data, .size = size};
+    return true;
 }
 
 bool host_reserve_workspaces(struct host_backend *backend, size_t size, struct calla_error *error) {
@@ -251,6 +251,17 @@ static bool bind(struct bound_op *bound, struct device_session *session, const s
  * one. */
 static size_t scratch_place(uint64_t bytes) {
     return ((size_t)bytes + 127) / 64 * 64;
+}
+
+bool host_moves_large_scratch(const struct host_backend *backend, const struct plan *plan) {
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < plan->scratch_count; i++) {
+        uint64_t more = buffer_shape_bytes(&plan->scratch[i]);
+        if (more > SIZE_MAX / 2 || bytes > SIZE_MAX / 2)
+            return false; /* it will not be compiled */
+        bytes += scratch_place(more);
+    }
+    return bytes > HOST_SMALL_SCRATCH && bytes > backend->scratch[true].size;
 }
 
 static struct memory *scratch_of(const struct program *program, struct host_backend *backend) {

@@ -94,7 +94,11 @@ struct program *host_compile(struct device_session *session, const struct plan *
                              struct calla_error *error);
 void host_program_free(struct program *program);
 
-/* Makes memory at least `size` bytes large, 64-byte aligned; its contents are undefined afterwards. */
+/* Whether compiling the plan moves the memory that large programs work in. */
+bool host_moves_large_scratch(const struct host_backend *backend, const struct plan *plan);
+
+/* Makes memory at least `size` bytes large, 64-byte aligned; its contents are undefined afterwards. On
+ * failure it is as it was. */
 bool memory_reserve(struct memory *memory, size_t size, const char *what, struct calla_error *error);
 /* Makes every thread's workspace at least `size` bytes large. */
 bool host_reserve_workspaces(struct host_backend *backend, size_t size, struct calla_error *error);

@@ -130,10 +130,11 @@ static void others_run_meanwhile(void **state) {
     assert_true(piece(&machine, 1, machine.small[1]));
     expect(machine.sessions[1], 1.5f);
     assert_false(piece(&machine, 0, machine.large[0]));
-    /* The other large one needs the same memory: the first comes to its end, and its owner is told so once.
-     */
+    /* The other large one needs the same memory: in its time the first comes to its end, piece by piece, and
+     * the first one's owner is told so once. */
     fill(machine.sessions[1], 0.25f);
-    assert_false(piece(&machine, 1, machine.large[1]));
+    for (int i = 2; i <= STEPS; i++)
+        assert_false(piece(&machine, 1, machine.large[1]));
     assert_true(piece(&machine, 0, machine.large[0]));
     expect(machine.sessions[0], 0.5f);
     while (!piece(&machine, 1, machine.large[1]))
@@ -153,7 +154,6 @@ static void a_reset_gives_it_up(void **state) {
     for (int ended = 0; ended < 2; ended++) {
         assert_false(piece(&machine, 0, machine.large[0]));
         if (ended) {
-            assert_false(piece(&machine, 1, machine.large[1]));
             while (!piece(&machine, 1, machine.large[1]))
                 ;
         }
@@ -172,11 +172,41 @@ static void a_reset_gives_it_up(void **state) {
     machine_close(&machine);
 }
 
-/* Compiling may move the memory of programs: the stopped one is brought to its end before. */
-static void compiling_ends_it(void **state) {
+/* Two large ones in turn: each owner's pieces bring both on, and what is given up before it began leaves
+ * nothing behind. */
+static void large_ones_take_turns(void **state) {
     (void)state;
     struct machine machine;
     machine_open(&machine, 2);
+    for (bool ended[2] = {false, false}; !ended[0] || !ended[1];)
+        for (int i = 0; i < 2; i++)
+            ended[i] = ended[i] || piece(&machine, i, machine.large[i]);
+    expect(machine.sessions[0], 0.5f);
+    expect(machine.sessions[1], 1.5f);
+    assert_false(piece(&machine, 0, machine.large[0]));
+    assert_false(piece(&machine, 1, machine.large[1]));
+    assert_true(cpu_backend.reset(machine.sessions[1], NULL));
+    while (!piece(&machine, 0, machine.large[0]))
+        ;
+    expect(machine.sessions[0], 0.5f);
+    machine_close(&machine);
+}
+
+/* Compiling may move the memory of programs: only then is the stopped one brought to its end before. */
+static void compiling_may_end_it(void **state) {
+    (void)state;
+    struct machine machine;
+    machine_open(&machine, 2);
+    assert_false(piece(&machine, 0, machine.large[0]));
+    struct program *small = compile(machine.sessions[1], 1u << 12), /* more than the small ones so far */
+        *no_larger = compile(machine.sessions[1], 1u << 18);
+    assert_true(piece(&machine, 1, small));
+    expect(machine.sessions[1], 1.5f);
+    for (int i = 1; i < STEPS; i++)
+        assert_int_equal(piece(&machine, 0, machine.large[0]), i + 1 == STEPS);
+    expect(machine.sessions[0], 0.5f);
+    cpu_backend.program_free(small);
+    cpu_backend.program_free(no_larger);
     assert_false(piece(&machine, 0, machine.large[0]));
     struct program *larger = compile(machine.sessions[1], 1u << 19);
     assert_true(piece(&machine, 0, machine.large[0]));
@@ -193,10 +223,9 @@ static void compiling_ends_it(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(goes_on_where_it_stopped),
-        cmocka_unit_test(others_run_meanwhile),
-        cmocka_unit_test(a_reset_gives_it_up),
-        cmocka_unit_test(compiling_ends_it),
+        cmocka_unit_test(goes_on_where_it_stopped), cmocka_unit_test(others_run_meanwhile),
+        cmocka_unit_test(a_reset_gives_it_up),      cmocka_unit_test(large_ones_take_turns),
+        cmocka_unit_test(compiling_may_end_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -41,7 +41,7 @@ struct cpu_backend {
     enum operand_format format;
     struct memory shared; /* what ops of one phase prepare: as large as the largest phase's */
     /* The large program that was stopped before its end, if there is one. When another needs the memory that
-     * it works in, it is run to its end first. */
+     * it works in, it is brought to its end first, in pieces too. */
     struct cpu_program *stopped;
 };
 
@@ -168,13 +168,16 @@ static bool go_on(struct cpu_backend *backend, struct cpu_program *program, doub
     return ended;
 }
 
-/* Brings the stopped program to its end, so that its scratch memory is free. */
-static void end_stopped(struct cpu_backend *backend) {
+/* Goes on with the stopped program, so that its scratch memory becomes free, for about `seconds`; true when
+ * there is none any more. */
+static bool end_stopped(struct cpu_backend *backend, double seconds) {
     struct cpu_program *program = backend->stopped;
     if (program == NULL)
-        return;
-    go_on(backend, program, INFINITY);
+        return true;
+    if (!go_on(backend, program, seconds))
+        return false;
     program->ended = program->session->resets + 1;
+    return true;
 }
 
 static bool cpu_run(struct device_session *session, struct program *program, double seconds, bool *finished,
@@ -187,8 +190,9 @@ static bool cpu_run(struct device_session *session, struct program *program, dou
     if (ended)
         return true;
     if (backend->stopped != compiled) {
-        if (program_is_large(program))
-            end_stopped(backend);
+        *finished = false;
+        if (program_is_large(program) && !end_stopped(backend, seconds))
+            return true;
         if (!host_ready(session, program, error))
             return false;
     }
@@ -257,7 +261,8 @@ static bool prepare_run(struct cpu_backend *backend, struct cpu_program *program
 static struct program *cpu_compile(struct device_session *session, const struct plan *plan,
                                    struct calla_error *error) {
     struct cpu_backend *backend = (struct cpu_backend *)session->backend;
-    end_stopped(backend); /* its memory may move */
+    if (host_moves_large_scratch(&backend->host, plan))
+        end_stopped(backend, INFINITY);
     struct program *program = host_compile(session, plan, sizeof(struct cpu_program), error);
     if (program == NULL)
         return NULL;
