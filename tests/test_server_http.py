@@ -219,6 +219,7 @@ def test_how_a_body_is_sent(server, headers, status):
             pass
     assert status_of(answer) == status and time.monotonic() - start < 5
     assert error_of(answer.partition(b"\r\n\r\n")[2])["message"]
+    assert f'{{route="/tokenize",status="{status}"}}' in server.get("/metrics")[1]
 
 
 def test_no_host(server):

@@ -11,7 +11,7 @@
 #include "base/system.h"
 
 /* 499 is a client that left before its answer. */
-static const unsigned statuses[] = {200, 204, 400, 401, 403, 404, 405, 413, 417, 499, 500, 503};
+static const unsigned statuses[] = {200, 204, 400, 401, 403, 404, 405, 408, 413, 415, 499, 500, 503};
 #define STATUSES (sizeof statuses / sizeof statuses[0])
 
 struct metrics {
