@@ -84,7 +84,8 @@ static void tell_late(struct connection *connection) {
     buffer_free(&response);
 }
 
-/* Whether bytes have come that its thread has not got round to reading: the request may well be whole. */
+/* Whether bytes have come that its thread has not got round to reading: the request may well be whole, and
+ * that it was not read in time is not the client's fault. */
 static bool has_unread(const struct connection *connection) {
     char byte;
     return recv(connection->descriptor, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
@@ -266,7 +267,7 @@ void connections_watch(struct connections *connections, double now) {
     for (struct connection *at = connections->first; at != NULL; at = at->next) {
         if (at->ended)
             continue;
-        if (overdue(limits, at, now)) {
+        if (overdue(limits, at, now) && !has_unread(at)) {
             if (at->state == CONNECTION_RECEIVING)
                 tell_late(at);
             end_connection(at);

@@ -106,6 +106,34 @@ static void test_deadlines(void **state) {
     connections_free(connections);
 }
 
+/* A busy machine can leave unread for long what the client sent in time. */
+static void test_unread_is_not_late(void **state) {
+    (void)state;
+    struct connections *connections = open_list();
+    struct pair pairs[3];
+    char byte;
+    for (size_t i = 0; i < 3; i++) {
+        open_pair(connections, &pairs[i]);
+        assert_int_equal(send(pairs[i].client, "x", 1, 0), 1);
+    }
+    connection_rests(connections, pairs[1].connection);
+    connection_receives(connections, pairs[2].connection, 1);
+    double late = system_seconds() + 61;
+    connections_watch(connections, late);
+    for (size_t i = 0; i < 3; i++) {
+        assert_false(ended(&pairs[i]));
+        assert_int_equal(recv(pairs[i].server, &byte, 1, 0), 1);
+    }
+    connections_watch(connections, late);
+    char text[1024];
+    assert_memory_equal(heard(&pairs[2], text), "HTTP/1.1 408 ", 13);
+    for (size_t i = 0; i < 3; i++) {
+        assert_true(ended(&pairs[i]));
+        close_pair(connections, &pairs[i]);
+    }
+    connections_free(connections);
+}
+
 /* One byte now and then is progress, but not enough of it. */
 static void test_body_rate(void **state) {
     (void)state;
@@ -194,9 +222,8 @@ static void test_making_way(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_deadlines),
-        cmocka_unit_test(test_body_rate),
-        cmocka_unit_test(test_leavers),
+        cmocka_unit_test(test_deadlines),  cmocka_unit_test(test_unread_is_not_late),
+        cmocka_unit_test(test_body_rate),  cmocka_unit_test(test_leavers),
         cmocka_unit_test(test_making_way),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
