@@ -45,7 +45,7 @@ static ALWAYS_INLINE void four_sums(const vector sums[4], float *out) {
     memcpy(out, &joined, sizeof joined);
 }
 
-/* The columns of a group of rows, first for the next token's change, or with its `update`. */
+/* What a pass over rows does. */
 struct pass {
     bool update; /* s = decay s + change k, a change for each row; y = s.q */
     const float *changes, *k, *q;
@@ -114,7 +114,7 @@ static ALWAYS_INLINE vector change_of(vector v, vector with_k, float decay, floa
 #define TILE_ROWS 32
 
 static ALWAYS_INLINE void scan_tile(const struct delta_rows *d, size_t first, size_t keys, bool whole) {
-    float with_k[TILE_ROWS], y[TILE_ROWS], changes[TILE_ROWS];
+    float with_k[TILE_ROWS] = {0}, y[TILE_ROWS], changes[TILE_ROWS];
     size_t rows = d->rows - first < TILE_ROWS ? d->rows - first : TILE_ROWS;
     float *state = d->state + first * keys;
     struct pass pass = {.changes = changes, .y = y, .with_k = with_k, .multiply = true};
@@ -231,18 +231,6 @@ static __attribute__((noinline)) void scan_one(const struct delta_rows *d, size_
     scan_held(d, first, 1, begin, end, pairs);
 }
 
-/* What tokens bring: rows far apart, which the processor does not see coming. */
-static inline void prefetch_token(const struct delta_rows *d, size_t t) {
-    for (size_t i = 0; i < HELD_KEYS; i += LANES) {
-        __builtin_prefetch(d->k + t * d->k_stride + i);
-        __builtin_prefetch(d->q + t * d->q_stride + i);
-    }
-    for (size_t i = 0; i < d->rows; i += LANES) {
-        __builtin_prefetch(d->v + t * d->v_stride + i);
-        __builtin_prefetch(d->y + t * d->y_stride + i, 1);
-    }
-}
-
 static void scan_chunk(const struct delta_rows *d) {
     float pairs[HELD_TOKENS * 2 * HELD_KEYS] __attribute__((aligned(64)));
     for (size_t begin = 0, end; begin < d->tokens; begin = end) {
@@ -252,12 +240,9 @@ static void scan_chunk(const struct delta_rows *d) {
             memcpy(pair, d->k + t * d->k_stride, HELD_KEYS * sizeof *pair);
             memcpy(pair + HELD_KEYS, d->q + t * d->q_stride, HELD_KEYS * sizeof *pair);
         }
-        size_t row = 0, next = end;
-        for (; row + 3 <= d->rows; row += 3) {
-            for (size_t i = 0; i < 2 && next < d->tokens && next < end + HELD_TOKENS; i++)
-                prefetch_token(d, next++);
+        size_t row = 0;
+        for (; row + 3 <= d->rows; row += 3)
             scan_three(d, row, begin, end, pairs);
-        }
         if (d->rows - row == 2)
             scan_two(d, row, begin, end, pairs);
         else if (d->rows - row == 1)
