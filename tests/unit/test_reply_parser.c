@@ -3,9 +3,9 @@
 #include "unit.h"
 
 #include <stdio.h>
+#include <time.h>
 
 #include "base/json.h"
-#include "base/system.h"
 #include "text/reply_parser.h"
 
 #include "reply_cases.h"
@@ -249,13 +249,14 @@ static void hostile_text_takes_linear_time(void **state) {
             for (size_t at = begin; at < size; at++)
                 text[at] = units[i][(at - begin) % unit];
             struct reply_parser *parser = reply_parser_new(way / 3 % 2 == 1, tools, NULL, NULL, NULL, &error);
-            double start = system_seconds();
+            clock_t start = clock(); /* the processor's time: others may use the machine */
             for (size_t at = 0; at < size; at += step)
                 assert_true(reply_parser_feed(parser, text + at, step, &error));
             assert_true(reply_parser_finish(parser, false, &error));
             /* Work that grows with the square takes a minute and more. */
-            if (system_seconds() - start > 10)
-                fail_msg("%s of %s takes %.1f s", starts[way % 3], units[i], system_seconds() - start);
+            double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
+            if (seconds > 10)
+                fail_msg("%s of %s takes %.1f s", starts[way % 3], units[i], seconds);
             reply_parser_free(parser);
         }
     }
