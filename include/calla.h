@@ -135,7 +135,6 @@ void calla_session_close(struct calla_session *session);
 uint32_t calla_session_position(const struct calla_session *session); /* tokens read so far */
 uint32_t calla_session_context(const struct calla_session *session);  /* positions at most */
 
-
 /* Forgets everything: position 0. */
 bool calla_session_reset(struct calla_session *session, struct calla_error *error);
 

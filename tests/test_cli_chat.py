@@ -140,8 +140,8 @@ def test_what_was_read_is_not_read_again(calla):
 def test_a_full_context_says_what_to_do(calla):
     result = chat(calla, "word " * 100, options=("--context", "64"))
     assert result.returncode == 1 and " 64" in result.stderr and "/reset" in result.stderr
-    result = chat(calla, "Hi", options=("--context", "40", "--temperature", "3", "--seed", "1"))
-    assert "The context of 40 tokens is full" in result.stderr and "/reset" in result.stderr
+    result = chat(calla, "Hi", options=("--context", "18", "--no-think", "--temperature", "0"))
+    assert "The context of 18 tokens is full" in result.stderr and "/reset" in result.stderr
 
 
 def test_bytes_that_are_not_utf8(calla):
