@@ -42,9 +42,10 @@ extern const struct cpu_op cpu_conv_silu, cpu_delta_gates, cpu_delta_scan, cpu_d
 extern const struct cpu_op cpu_rms_norm, cpu_gated_norm; /* norms.c; rms_norm is head_norm's too */
 extern const struct cpu_op cpu_sample;                   /* sample.c */
 
-/* A vector of weights [n] as float32. */
-void weight_vector(const struct view *weight, float *out);
 extern const struct cpu_op cpu_attention;                       /* attention.c */
 extern const struct cpu_op cpu_qk_prep, cpu_rope, cpu_kv_write; /* positions.c */
+
+/* A vector of weights [n] as float32. */
+void weight_vector(const struct view *weight, float *out);
 
 #endif

@@ -2,16 +2,12 @@
 #include "backend/cpu/cpu.h"
 
 void weight_vector(const struct view *weight, float *out) {
-    size_t count = weight->columns;
-    if (weight->dtype == DTYPE_F32) {
-        memcpy(out, weight->bytes, count * sizeof *out);
-    } else if (weight->dtype == DTYPE_BF16) {
-        for (size_t i = 0; i < count; i++)
+    if (weight->dtype == DTYPE_BF16)
+        for (size_t i = 0; i < weight->columns; i++) /* with the type known, in vectors */
             out[i] = float_load(weight->bytes, DTYPE_BF16, i);
-    } else {
-        for (size_t i = 0; i < count; i++)
+    else
+        for (size_t i = 0; i < weight->columns; i++)
             out[i] = float_load(weight->bytes, weight->dtype, i);
-    }
 }
 
 static size_t rms_norm_units(const struct cpu_task *task) {
