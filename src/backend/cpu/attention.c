@@ -5,9 +5,9 @@
 
 /* Rows of queries in a block: enough to make little of what loading a key costs, few enough for a core's own
  * cache. */
-#define BLOCK_ROWS 64
+#define BLOCK_ROWS 128
 /* Blocks are made smaller where there would be fewer units than this. */
-#define UNITS 32
+#define UNITS 16
 #define FEW_SPANS 8
 
 static size_t token_count(const struct cpu_task *task) {

@@ -1,33 +1,18 @@
-/* Attention of rows of queries over the KV cache. A template: see attention_table.h.
+/* Attention of rows of queries over the KV cache, block by block of positions. A template: see
+ * attention_table.h.
  *
- * Rows are taken in tiles of TILE_ROWS, which share what is read of a key or a value; their sums stay in
- * registers. A score is a sum over the lanes of vectors of products; those of a tile with two keys are summed
- * up together. Scores and weights lie with the rows of a tile side by side, so that a vector of them belongs
- * to different rows and needs no sums across lanes. Rows and elements are filled up with zeros to whole
- * tiles.
- *
- * Pairs of bfloat16 are widened to a vector of the even elements and one of the odd: that takes one operation
- * each. Everything is kept in that order until the end. */
+ * Rows are taken in tiles of TILE_ROWS, which share what is read of a key or a value (attention_tile.h).
+ * Scores and weights lie with the rows of a tile side by side, so that a vector of them belongs to different
+ * rows and needs no sums across lanes. Rows and elements are filled up with zeros to whole tiles. Elements of
+ * queries, keys, values and sums are in the order of attention_tile.h; results are put in order at the end.
+ */
 #ifndef CALLA_BACKEND_CPU_KERNELS_ATTENTION_H
 #define CALLA_BACKEND_CPU_KERNELS_ATTENTION_H
 
 #include <float.h>
 #include <math.h>
 
-#include "backend/cpu/attention_kernels.h"
-#include "backend/cpu/kernels/shuffle.h"
-
-#if LANES == 16 || defined(__aarch64__)
-#define TILE_ROWS 8
-#else
-#define TILE_ROWS 4
-#endif
-#define TILE_LANES (2 * LANES)
-/* Scores and weights of a tile are taken in steps of this: one key's, or two keys' if a vector holds as many.
- */
-#define TILE_STEP (LANES > TILE_ROWS ? LANES : TILE_ROWS)
-_Static_assert(TILE_STEP == TILE_ROWS || TILE_STEP == 2 * TILE_ROWS,
-               "a vector holds one key's rows or two's");
+#include "backend/cpu/kernels/attention_tile.h"
 
 static size_t round_up(size_t value, size_t multiple) {
     return (value + multiple - 1) / multiple * multiple;
@@ -37,13 +22,16 @@ static size_t smaller(size_t a, size_t b) {
     return a < b ? a : b;
 }
 
+/* Keys whose widened copies stay in the first cache while all tiles meet them. */
+#define KEYS_AT_ONCE 16
+
 /* The rows of one KV head and what is computed for them, in a thread's workspace. `rows` and `depth` are the
  * numbers of rows and of elements, filled up to whole tiles. */
 struct attention_state {
     const struct attention_rows *of;
     size_t head; /* of of->kv_heads */
     size_t rows, depth;
-    float *keys;   /* [ATTENTION_BLOCK][depth]: a block's, widened. All heads use the same memory */
+    float *keys;   /* [KEYS_AT_ONCE][depth]: widened. All heads use the same memory */
     float *values; /* [depth / TILE_LANES][ATTENTION_BLOCK][TILE_LANES]: a block's; the same */
     float *q;      /* [rows / TILE_ROWS][depth / LANES][TILE_ROWS][LANES], times size^-0.5 */
     float *out; /* [rows / TILE_ROWS][depth / TILE_LANES][TILE_ROWS][TILE_LANES]: weights times values, of a
@@ -60,7 +48,7 @@ static size_t states_bytes(size_t kv_heads) {
 }
 
 static size_t common_floats(size_t depth) {
-    return 2 * ATTENTION_BLOCK * depth;
+    return (KEYS_AT_ONCE + ATTENTION_BLOCK) * depth;
 }
 
 static size_t head_floats(size_t rows, size_t size) {
@@ -85,7 +73,7 @@ static void attention_begin(struct attention_state *state, float *common, float 
     size_t rows = state->rows = round_up(of->tokens * of->group, TILE_ROWS);
     size_t depth = state->depth = round_up(of->size, TILE_LANES);
     state->keys = common;
-    state->values = state->keys + ATTENTION_BLOCK * depth;
+    state->values = state->keys + KEYS_AT_ONCE * depth;
     state->q = own;
     state->out = state->q + rows * depth;
     state->weights = state->out + rows * depth;
@@ -145,29 +133,6 @@ static bool read_in_place(const struct attention_state *state, const struct view
     return state->rows == TILE_ROWS && cache->dtype == DTYPE_BF16 && state->of->size == state->depth;
 }
 
-/* What is to be read next, fetched into the second cache a few lines at a time between other work. */
-struct prefetch {
-    const unsigned char *row;
-    size_t at, row_bytes, stride, rows_left; /* at: bytes from the row's start */
-};
-
-#define PREFETCH_LINES 8
-#define CACHE_LINE 64
-
-/* Fetches the next PREFETCH_LINES lines: a few bytes too many at a row's end do no harm. */
-static inline void prefetch_lines(struct prefetch *next) {
-    if (next->rows_left == 0)
-        return;
-    for (size_t i = 0; i < PREFETCH_LINES; i++)
-        __builtin_prefetch(next->row + next->at + i * CACHE_LINE, 0, 2);
-    next->at += PREFETCH_LINES * CACHE_LINE;
-    if (next->at >= next->row_bytes) {
-        next->at = 0;
-        next->row += next->stride;
-        next->rows_left--;
-    }
-}
-
 /* The columns of all KV heads: `state` is the first's. */
 static struct prefetch prefetch_of(const struct attention_state *state, const struct view *cache,
                                    size_t first, size_t count) {
@@ -175,20 +140,6 @@ static struct prefetch prefetch_of(const struct attention_state *state, const st
                              .row_bytes = state->of->kv_heads * state->of->size * element_bytes(cache),
                              .stride = cache->stride * element_bytes(cache),
                              .rows_left = count};
-}
-
-static inline int_vector bits_load(const unsigned char *bytes) {
-    int_vector bits;
-    memcpy(&bits, bytes, sizeof bits);
-    return bits;
-}
-
-static inline vector evens_of(int_vector pairs) {
-    return vector_from_bits(pairs << 16);
-}
-
-static inline vector odds_of(int_vector pairs) {
-    return vector_from_bits(pairs & -65536);
 }
 
 /* A row of a block's cache as float32: each TILE_LANES elements, the even ones first, `stride` floats apart.
@@ -213,69 +164,6 @@ static inline void widen(const struct attention_state *state, const unsigned cha
     for (size_t d = whole; d < state->depth; d++)
         out[d % 2 * LANES + (d - whole) / 2] = d < state->of->size ? float_load(row, dtype, d) : 0;
 }
-
-/* A vector that has been loaded into a register and stays there: GCC would rather read it from memory for
- * each product that it is in, and there are more products than reads in a cycle. */
-static inline vector in_register(vector v) {
-#if LANES >= 8
-    __asm__("" : "+v"(v));
-#endif
-    return v;
-}
-
-/* scores[2][TILE_ROWS] = q keys of two keys: pairs of bfloat16, or float32 as `widen` leaves it. */
-static inline __attribute__((always_inline)) void score_pair(const float *restrict q,
-                                                             const unsigned char *keys[2], bool half,
-                                                             size_t depth, float *restrict scores,
-                                                             struct prefetch *next) {
-    vector sums[2 * TILE_ROWS];
-    for (size_t i = 0; i < 2 * TILE_ROWS; i++)
-        sums[i] = vector_of(0);
-    size_t step = TILE_LANES * (half ? sizeof(uint16_t) : sizeof(float));
-    const unsigned char *first = keys[0], *second = keys[1];
-    for (size_t d = 0; d < depth; d += TILE_LANES, q += TILE_ROWS * TILE_LANES) {
-        if (d % (4 * TILE_LANES) == 0)
-            prefetch_lines(next);
-        int_vector bits[2] = {bits_load(first), bits_load(second)};
-        vector evens[2], odds[2];
-        for (size_t key = 0; key < 2; key++) {
-            evens[key] = half ? evens_of(bits[key]) : vector_from_bits(bits[key]);
-            odds[key] = half ? odds_of(bits[key])
-                             : vector_from_bits(bits_load((key == 0 ? first : second) + sizeof *bits));
-        }
-        for (size_t row = 0; row < TILE_ROWS; row++) {
-            vector even = in_register(vector_load(q + row * LANES));
-            vector odd = in_register(vector_load(q + (TILE_ROWS + row) * LANES));
-            sums[row] = vector_fma(odd, odds[0], vector_fma(even, evens[0], sums[row]));
-            sums[TILE_ROWS + row] =
-                vector_fma(odd, odds[1], vector_fma(even, evens[1], sums[TILE_ROWS + row]));
-        }
-        first += step;
-        second += step;
-    }
-    for (size_t i = 0; i < 2 * TILE_ROWS; i += LANES)
-        vector_store(scores + i, sums_of_lanes(sums + i));
-}
-
-/* scores[count][TILE_ROWS] of keys that are `stride` bytes apart; of an odd count, the last again. */
-static void score_tile(const float *q, const unsigned char *keys, size_t stride, size_t count, size_t depth,
-                       float *scores, struct prefetch *next) {
-    for (size_t k = 0; k < count; k += 2, keys += 2 * stride) {
-        const unsigned char *pair[] = {keys, k + 1 < count ? keys + stride : keys};
-        score_pair(q, pair, false, depth, scores + k * TILE_ROWS, next);
-    }
-}
-
-static void score_tile_bf16(const float *q, const unsigned char *keys, size_t stride, size_t count,
-                            size_t depth, float *scores, struct prefetch *next) {
-    for (size_t k = 0; k < count; k += 2, keys += 2 * stride) {
-        const unsigned char *pair[] = {keys, k + 1 < count ? keys + stride : keys};
-        score_pair(q, pair, true, depth, scores + k * TILE_ROWS, next);
-    }
-}
-
-/* Keys whose widened copies stay in the first cache while all tiles meet them. */
-#define KEYS_AT_ONCE 16
 
 /* The scores of a block of positions. */
 static void block_scores(struct attention_state *state, size_t first, size_t count, struct prefetch *next) {
@@ -339,51 +227,6 @@ static void tile_weights(struct attention_state *state, size_t tile, size_t firs
             vector_store(out + LANES, vector_load(out + LANES) * scales[row]);
         }
     }
-}
-
-/* out[rows][TILE_LANES] += weights[keys][TILE_ROWS] values over rising positions, which are `stride`
- * bytes apart: pairs of bfloat16, or float32 as `widen` leaves it. */
-static inline __attribute__((always_inline)) void mix(const float *restrict weights,
-                                                      const unsigned char *restrict values, size_t stride,
-                                                      bool half, size_t keys, float *restrict out,
-                                                      size_t rows, struct prefetch *next) {
-    vector evens[TILE_ROWS], odds[TILE_ROWS];
-    for (size_t row = 0; row < rows; row++) {
-        evens[row] = vector_load(out + row * TILE_LANES);
-        odds[row] = vector_load(out + row * TILE_LANES + LANES);
-    }
-    for (size_t k = 0; k < keys; k++, values += stride, weights += TILE_ROWS) {
-        if (k % PREFETCH_LINES == 0)
-            prefetch_lines(next);
-        int_vector bits = bits_load(values);
-        vector even = half ? evens_of(bits) : vector_from_bits(bits);
-        vector odd = half ? odds_of(bits) : vector_from_bits(bits_load(values + sizeof bits));
-        for (size_t row = 0; row < rows; row++) {
-            vector weight = vector_of(weights[row]);
-            evens[row] = vector_fma(weight, even, evens[row]);
-            odds[row] = vector_fma(weight, odd, odds[row]);
-        }
-    }
-    for (size_t row = 0; row < rows; row++) {
-        vector_store(out + row * TILE_LANES, evens[row]);
-        vector_store(out + row * TILE_LANES + LANES, odds[row]);
-    }
-}
-
-static void mix_tile(const float *weights, const float *values, size_t keys, float *out,
-                     struct prefetch *next) {
-    mix(weights, (const unsigned char *)values, TILE_LANES * sizeof(float), false, keys, out, TILE_ROWS,
-        next);
-}
-
-static void mix_tile_bf16(const float *weights, const unsigned char *values, size_t stride, size_t keys,
-                          float *out, struct prefetch *next) {
-    mix(weights, values, stride, true, keys, out, TILE_ROWS, next);
-}
-
-static void mix_row(const float *weights, const float *values, size_t keys, float *out,
-                    struct prefetch *next) {
-    mix(weights, (const unsigned char *)values, TILE_LANES * sizeof(float), false, keys, out, 1, next);
 }
 
 /* The values of a block, weighted. Positions that a row does not see are left out, for they may be no

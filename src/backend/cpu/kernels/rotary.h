@@ -1,5 +1,4 @@
-/* Rotary positions, and rows written to a bfloat16 cache. A template: see attention_table.h.
- */
+/* Rotary positions, and rows written to a bfloat16 cache. A template: see attention_table.h. */
 #ifndef CALLA_BACKEND_CPU_KERNELS_ROTARY_H
 #define CALLA_BACKEND_CPU_KERNELS_ROTARY_H
 
