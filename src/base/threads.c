@@ -3,9 +3,9 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
+
+#include "base/system.h"
 
 /* One generation counter under a mutex starts a round; an atomic counter hands out tasks; a count of busy
  * workers ends it. A waiting worker sleeps: an idle program uses no processor. */
@@ -61,28 +61,12 @@ static void *worker_main(void *argument) {
     }
 }
 
-/* Physical cores: logical ones divided by the siblings that share core 0, as Linux tells; elsewhere logical
- * ones. */
-static int physical_cores(void) {
-    long logical = sysconf(_SC_NPROCESSORS_ONLN);
-    if (logical < 1)
-        logical = 1;
-    int siblings = 1;
-    FILE *file = fopen("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list", "r");
-    if (file != NULL) {
-        int first, second;
-        char separator;
-        if (fscanf(file, "%d%c%d", &first, &separator, &second) == 3)
-            siblings = separator == '-' ? second - first + 1 : 2;
-        fclose(file);
-    }
-    long cores = siblings > 0 && logical >= 2L * siblings ? logical / siblings : logical;
-    return (int)(cores > 256 ? 256 : cores);
-}
+/* Threads that are started at most without being asked for. */
+#define MOST_BY_DEFAULT 256
 
 struct threads *threads_open(int count, struct calla_error *error) {
     if (count <= 0)
-        count = physical_cores();
+        count = system_cores() < MOST_BY_DEFAULT ? system_cores() : MOST_BY_DEFAULT;
     struct threads *threads = calloc(1, sizeof *threads);
     if (threads == NULL || (threads->workers = calloc((size_t)count, sizeof *threads->workers)) == NULL) {
         free(threads);
