@@ -25,7 +25,7 @@ static bool write_checkpoint(struct synth_options *synth, bool quiet, struct cal
 
 int command_synth(int argc, char **argv) {
     struct synth_options synth = {0};
-    uint64_t shards = 0;
+    uint64_t shards = 0, threads = 0;
     bool quiet = false;
     const struct option options[] = {
         {.name = "config", .value = "FILE", .help = "config.json of the wanted shape", .text = &synth.config},
@@ -45,6 +45,11 @@ int command_synth(int argc, char **argv) {
          .count = &shards,
          .least = 1,
          .most = 4096},
+        {.name = "threads",
+         .value = "N",
+         .help = "CPU threads (0: one a processor); the weights stay the same",
+         .count = &threads,
+         .most = 1024},
         {.name = "quiet", .help = "nothing on standard error but errors", .flag = &quiet},
     };
     const struct option_group group = {"Options", options, sizeof options / sizeof *options};
@@ -70,6 +75,7 @@ int command_synth(int argc, char **argv) {
         return command_end(&usage, false, EXIT_WRONG_USAGE, &error);
     }
     synth.shards = (uint32_t)shards;
+    synth.threads = (int)threads;
     bool ok = write_checkpoint(&synth, quiet, &error);
     return command_end(&usage, ok, EXIT_WORK_FAILED, &error);
 }

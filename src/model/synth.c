@@ -3,6 +3,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,11 +12,14 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "base/system.h"
+#include "base/threads.h"
 #include "model/folder.h"
 #include "model/random_weights.h"
 
 #define SHARD_LIMIT ((uint64_t)5 << 30)
 #define BLOCK ((size_t)4 << 20)
+#define OPEN_SHARDS 8 /* written side by side: threads that write to one file wait for each other */
 #define CONFIG_LIMIT ((size_t)16 << 20)
 #define TOKENIZER_LIMIT ((size_t)256 << 20)
 
@@ -34,7 +39,6 @@ struct synth {
     struct item *items;
     uint32_t item_count, shards;
     uint64_t bytes, written;
-    uint8_t *block;
     bool made_folder;
     struct folder files; /* paths written so far */
 };
@@ -72,18 +76,24 @@ static bool output_open(struct synth *synth, struct output *output, const char *
     return true;
 }
 
-static bool output_write(struct synth *synth, struct output *output, const void *bytes, size_t size) {
+/* Returns false with errno set. */
+static bool write_at(int descriptor, const void *bytes, size_t size, uint64_t offset) {
     const char *rest = bytes;
     while (size > 0) {
-        ssize_t count = write(output->descriptor, rest, size);
+        ssize_t count = pwrite(descriptor, rest, size, (off_t)offset);
         if (count < 0 && errno == EINTR)
             continue;
         if (count <= 0)
-            return output_fail(synth, output->path);
+            return false;
         rest += count;
+        offset += (uint64_t)count;
         size -= (size_t)count;
     }
     return true;
+}
+
+static bool output_write(struct synth *synth, struct output *output, const struct buffer *text) {
+    return write_at(output->descriptor, text->data, text->size, 0) || output_fail(synth, output->path);
 }
 
 /* `ok` is how the writing went; a late error of the file system counts, too. */
@@ -98,7 +108,7 @@ static bool write_file(struct synth *synth, const char *name, const struct buffe
     if (text->failed)
         return error_memory(synth->error, name, text->size);
     return output_open(synth, &output, name) &&
-           output_close(synth, &output, output_write(synth, &output, text->data, text->size));
+           output_close(synth, &output, output_write(synth, &output, text));
 }
 
 /* What goes where */
@@ -191,50 +201,146 @@ static bool make_header(struct synth *synth, const struct item *items, uint32_t 
     return true;
 }
 
-static bool write_item(struct synth *synth, struct output *output, const struct item *item) {
+/* The shards of a wave are open at the same time. Their tensors are cut into pieces, which the threads fill
+ * and write, lowest place first, so that each file is written from its begin to its end. */
+
+struct piece {
+    const struct item *item;
+    uint64_t offset; /* in the tensor's bytes */
+};
+
+struct wave {
+    struct synth *synth;
+    uint32_t first; /* shard */
+    struct output outputs[OPEN_SHARDS];
+    uint64_t starts[OPEN_SHARDS]; /* of the data in the file */
+    struct piece *pieces;
+    size_t count;
+    atomic_size_t next;
+    atomic_bool failed;
+    pthread_mutex_t mutex; /* for synth->written, synth->error and the progress report */
+};
+
+static uint64_t piece_begin(const struct piece *piece) {
+    return piece->item->begin + piece->offset;
+}
+
+static int compare_begins(const void *left, const void *right) {
+    uint64_t a = piece_begin(left), b = piece_begin(right);
+    return a < b ? -1 : a > b;
+}
+
+static size_t piece_size(const struct piece *piece) {
+    uint64_t rest = item_part(piece->item)->bytes - piece->offset;
+    return rest < BLOCK ? (size_t)rest : BLOCK;
+}
+
+/* After a piece of `size` bytes was written, or not, because of `failure` (an errno). */
+static bool note_piece(struct wave *wave, const struct output *output, size_t size, int failure) {
+    struct synth *synth = wave->synth;
     const struct calla_progress *progress = &synth->options->progress;
-    uint64_t size = item_part(item)->bytes;
-    for (uint64_t offset = 0; offset < size; offset += BLOCK) {
-        size_t length = size - offset < BLOCK ? (size_t)(size - offset) : BLOCK;
-        random_weights_fill(item->weight, item->part, synth->options->seed, offset, synth->block, length);
-        if (!output_write(synth, output, synth->block, length))
-            return false;
-        synth->written += length;
-        if (progress->report != NULL &&
-            !progress->report(progress->user, "writing weights", synth->written, synth->bytes))
-            return error_set(synth->error, CALLA_CANCELLED, "Writing the weights was cancelled.");
+    pthread_mutex_lock(&wave->mutex);
+    bool ok = !atomic_load(&wave->failed);
+    errno = failure;
+    if (ok && failure != 0)
+        ok = output_fail(synth, output->path);
+    synth->written += size;
+    if (ok && progress->report != NULL &&
+        !progress->report(progress->user, "writing weights", synth->written, synth->bytes))
+        ok = error_set(synth->error, CALLA_CANCELLED, "Writing the weights was cancelled.");
+    atomic_store(&wave->failed, !ok);
+    pthread_mutex_unlock(&wave->mutex);
+    return ok;
+}
+
+static void write_pieces(void *argument, size_t task) {
+    struct wave *wave = argument;
+    (void)task;
+    uint8_t *block = malloc(BLOCK);
+    bool ok = block != NULL || note_piece(wave, &wave->outputs[0], 0, ENOMEM);
+    for (size_t i; ok && (i = atomic_fetch_add(&wave->next, 1)) < wave->count;) {
+        const struct piece *piece = &wave->pieces[i];
+        const struct item *item = piece->item;
+        uint32_t file = item->shard - wave->first;
+        size_t size = piece_size(piece);
+        random_weights_fill(item->weight, item->part, wave->synth->options->seed, piece->offset, block, size);
+        bool written =
+            write_at(wave->outputs[file].descriptor, block, size, wave->starts[file] + piece_begin(piece));
+        ok = note_piece(wave, &wave->outputs[file], size, written ? 0 : errno);
     }
+    free(block);
+}
+
+static bool wave_pieces(struct wave *wave, const struct item *items, uint32_t count) {
+    size_t pieces = 0;
+    for (uint32_t i = 0; i < count; i++)
+        pieces += (size_t)((item_part(&items[i])->bytes + BLOCK - 1) / BLOCK);
+    wave->pieces = malloc(pieces * sizeof *wave->pieces);
+    if (wave->pieces == NULL)
+        return error_memory(wave->synth->error, "the list of blocks", pieces * sizeof *wave->pieces);
+    for (uint32_t i = 0; i < count; i++)
+        for (uint64_t offset = 0; offset < item_part(&items[i])->bytes; offset += BLOCK)
+            wave->pieces[wave->count++] = (struct piece){&items[i], offset};
+    qsort(wave->pieces, wave->count, sizeof *wave->pieces, compare_begins);
     return true;
 }
 
-static bool write_shard(struct synth *synth, uint32_t first, uint32_t count) {
+/* Opens the shard of items[0 .. count) and writes its header. */
+static bool begin_shard(struct wave *wave, const struct item *items, uint32_t count) {
+    struct synth *synth = wave->synth;
     struct buffer header = {0};
-    struct output output = {-1, NULL};
     char name[64];
-    shard_name(synth, synth->items[first].shard, name, sizeof name);
-    bool ok = make_header(synth, &synth->items[first], count, &header);
-    if (ok && (ok = output_open(synth, &output, name))) {
-        ok = output_write(synth, &output, header.data, header.size);
-        for (uint32_t i = 0; i < count && ok; i++)
-            ok = write_item(synth, &output, &synth->items[first + i]);
-        ok = output_close(synth, &output, ok);
-    }
+    uint32_t file = items->shard - wave->first;
+    shard_name(synth, items->shard, name, sizeof name);
+    bool ok = make_header(synth, items, count, &header) && output_open(synth, &wave->outputs[file], name) &&
+              output_write(synth, &wave->outputs[file], &header);
+    wave->starts[file] = header.size;
     buffer_free(&header);
     return ok;
 }
 
-static bool write_shards(struct synth *synth) {
-    synth->block = malloc(BLOCK);
-    if (synth->block == NULL)
-        return error_memory(synth->error, "a block of weights", BLOCK);
-    for (uint32_t first = 0, count; first < synth->item_count; first += count) {
-        for (count = 1; first + count < synth->item_count; count++)
-            if (synth->items[first + count].shard != synth->items[first].shard)
-                break;
-        if (!write_shard(synth, first, count))
-            return false;
+/* How many of items[0 .. count), which are sorted by shard, come before shard `end`. */
+static uint32_t items_before(const struct item *items, uint32_t count, uint32_t end) {
+    uint32_t i = 0;
+    while (i < count && items[i].shard < end)
+        i++;
+    return i;
+}
+
+/* Writes the shards of items[0 .. count), OPEN_SHARDS at most. */
+static bool write_wave(struct synth *synth, struct threads *threads, const struct item *items,
+                       uint32_t count) {
+    struct wave wave = {.synth = synth, .first = items->shard};
+    pthread_mutex_init(&wave.mutex, NULL);
+    for (int i = 0; i < OPEN_SHARDS; i++)
+        wave.outputs[i].descriptor = -1;
+    bool ok = wave_pieces(&wave, items, count);
+    for (uint32_t first = 0, shard_count; first < count && ok; first += shard_count) {
+        shard_count = items_before(items + first, count - first, items[first].shard + 1);
+        ok = begin_shard(&wave, items + first, shard_count);
     }
-    return true;
+    if (ok)
+        threads_run(threads, write_pieces, &wave, (size_t)threads_count(threads));
+    ok = ok && !atomic_load(&wave.failed);
+    for (int i = 0; i < OPEN_SHARDS; i++)
+        if (wave.outputs[i].descriptor >= 0)
+            ok = output_close(synth, &wave.outputs[i], ok);
+    pthread_mutex_destroy(&wave.mutex);
+    free(wave.pieces);
+    return ok;
+}
+
+static bool write_shards(struct synth *synth) {
+    int count = synth->options->threads > 0 ? synth->options->threads : system_processors();
+    struct threads *threads = threads_open(count, synth->error);
+    bool ok = threads != NULL;
+    for (uint32_t first = 0, wave_count; first < synth->item_count && ok; first += wave_count) {
+        wave_count = items_before(&synth->items[first], synth->item_count - first,
+                                  synth->items[first].shard + OPEN_SHARDS);
+        ok = write_wave(synth, threads, &synth->items[first], wave_count);
+    }
+    threads_close(threads);
+    return ok;
 }
 
 static bool write_index(struct synth *synth) {
@@ -375,6 +481,5 @@ bool synth_write(const struct synth_options *options, struct synth_result *resul
     weight_table_free(&synth.table);
     folder_free(&synth.files);
     free(synth.items);
-    free(synth.block);
     return ok;
 }

@@ -10,9 +10,10 @@ struct synth_options {
     const char *config;    /* path of a config.json; a generation_config.json beside it is copied too */
     const char *out;       /* folder to write; must be empty or not exist */
     const char *tokenizer; /* folder to copy the tokenizer's files from, or NULL: none are written */
-    uint64_t seed;         /* the weights depend on the seed, not on the number of shards */
+    uint64_t seed;         /* the weights depend on the seed, not on the number of shards or threads */
     uint32_t shards;       /* 0: as many as keep each below 5 GiB */
-    struct calla_progress progress;
+    int threads;           /* 0: one per processor */
+    struct calla_progress progress; /* called from any thread, one at a time */
 };
 
 struct synth_result {

@@ -1,7 +1,7 @@
 /* Every allocation and every call of the system fails once, while a model is loaded and while one is written:
  * each time there must be an error that says so, nothing leaked and nothing left open. */
 /* wrap: malloc calloc realloc strdup free */
-/* wrap: open close fstat pread write mmap munmap madvise opendir closedir */
+/* wrap: open close fstat pread pwrite mmap munmap madvise opendir closedir */
 #include "unit.h"
 
 #include <dirent.h>
@@ -42,7 +42,7 @@ int __real_munmap(void *address, size_t size);
 int __real_madvise(void *address, size_t size, int advice);
 DIR *__real_opendir(const char *path);
 int __real_closedir(DIR *stream);
-ssize_t __real_write(int descriptor, const void *bytes, size_t size);
+ssize_t __real_pwrite(int descriptor, const void *bytes, size_t size, off_t offset);
 
 void *__wrap_malloc(size_t size);
 void *__wrap_calloc(size_t count, size_t size);
@@ -58,7 +58,7 @@ int __wrap_munmap(void *address, size_t size);
 int __wrap_madvise(void *address, size_t size, int advice);
 DIR *__wrap_opendir(const char *path);
 int __wrap_closedir(DIR *stream);
-ssize_t __wrap_write(int descriptor, const void *bytes, size_t size);
+ssize_t __wrap_pwrite(int descriptor, const void *bytes, size_t size, off_t offset);
 
 static void *counted(void *block) {
     live_blocks += counting && block != NULL;
@@ -167,12 +167,12 @@ int __wrap_closedir(DIR *stream) {
     return __real_closedir(stream);
 }
 
-ssize_t __wrap_write(int descriptor, const void *bytes, size_t size) {
+ssize_t __wrap_pwrite(int descriptor, const void *bytes, size_t size, off_t offset) {
     if (fails()) {
         errno = ENOSPC;
         return -1;
     }
-    return __real_write(descriptor, bytes, counting && short_reads && size > 1000 ? size / 2 : size);
+    return __real_pwrite(descriptor, bytes, counting && short_reads && size > 1000 ? size / 2 : size, offset);
 }
 
 struct model {
@@ -205,7 +205,7 @@ static int model_free(void **state) {
 }
 
 static bool synth(const struct model *model, struct calla_error *error) {
-    struct synth_options options = {.config = model->path, .out = model->out, .shards = 2};
+    struct synth_options options = {.config = model->path, .out = model->out, .shards = 2, .threads = 1};
     struct synth_result result;
     return synth_write(&options, &result, error);
 }

@@ -13,11 +13,12 @@
 #include "scratch.h"
 
 /* A folder with the small model's random weights. */
-static char *synth_new(const char *config, uint64_t seed, uint32_t shards) {
+static char *synth_with_threads(const char *config, uint64_t seed, uint32_t shards, int threads) {
     char *folder = scratch_new();
     scratch_write_text(folder, "shape.json", config);
     char *path = scratch_path(folder, "shape.json"), *out = scratch_path(folder, "model");
-    struct synth_options options = {.config = path, .out = out, .seed = seed, .shards = shards};
+    struct synth_options options = {
+        .config = path, .out = out, .seed = seed, .shards = shards, .threads = threads};
     struct synth_result result;
     struct calla_error error = {0};
     if (!synth_write(&options, &result, &error))
@@ -27,6 +28,10 @@ static char *synth_new(const char *config, uint64_t seed, uint32_t shards) {
     free(path);
     free(out);
     return folder;
+}
+
+static char *synth_new(const char *config, uint64_t seed, uint32_t shards) {
+    return synth_with_threads(config, seed, shards, 0);
 }
 
 static bool open_model(struct weights *weights, const char *folder, struct calla_error *error) {
@@ -52,8 +57,8 @@ static void expect_error(const char *folder, const char *message) {
 
 static void seed_and_names_make_the_weights(void **state) {
     (void)state;
-    char *folders[] = {synth_new(scratch_config, 7, 1), synth_new(scratch_config, 7, 5),
-                       synth_new(scratch_config, 8, 1)};
+    char *folders[] = {synth_with_threads(scratch_config, 7, 1, 1),
+                       synth_with_threads(scratch_config, 7, 5, 3), synth_new(scratch_config, 8, 1)};
     struct weights weights[3];
     struct calla_error error = {0};
     for (int i = 0; i < 3; i++) {
