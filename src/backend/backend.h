@@ -14,6 +14,7 @@ struct backend_options {
 
 struct backend;
 struct device_session;
+struct device_snapshot;
 struct program;
 
 /* A backend's functions. Those that can fail fill the error. A program belongs to one device session. */
@@ -34,7 +35,7 @@ struct backend_class {
                   const void *bytes, uint64_t size, struct calla_error *error);
     bool (*read)(struct device_session *session, enum space space, uint32_t buffer, uint64_t offset,
                  void *bytes, uint64_t size, struct calla_error *error);
-    /* Zeroes the state buffers: position 0. */
+    /* Zeroes the state buffers and gives up the memory of keys and values: position 0. */
     bool (*reset)(struct device_session *session, struct calla_error *error);
     /* Copies what it needs of the plan; the plan may be freed afterwards. */
     struct program *(*compile)(struct device_session *session, const struct plan *plan,
@@ -46,6 +47,25 @@ struct backend_class {
      * sessions may run. */
     bool (*run)(struct device_session *session, struct program *program, double seconds, bool *finished,
                 struct calla_error *error);
+
+    /* A snapshot keeps the state and the first `positions` rows of keys and values as they are now; no program
+     * of the session is stopped. What later sessions and snapshots have in common with it they share: keys and
+     * values are not copied but for a few rows, and memory for them grows with the positions in use. */
+    struct device_snapshot *(*snapshot_take)(struct device_session *session, uint32_t positions,
+                                             struct calla_error *error);
+    /* Brings a session of the same backend, whose buffers have rows of the same size, to exactly what the
+     * snapshot holds; gives up a stopped program. After a failure the session must be reset. */
+    bool (*snapshot_restore)(struct device_session *session, const struct device_snapshot *snapshot,
+                             struct calla_error *error);
+    /* Copies bytes out of a state or KV buffer of the snapshot. May be called from a thread of its own, while
+     * nobody frees the snapshot. */
+    bool (*snapshot_read)(const struct device_snapshot *snapshot, enum space space, uint32_t buffer,
+                          uint64_t offset, void *bytes, uint64_t size, struct calla_error *error);
+    void (*snapshot_free)(struct device_snapshot *snapshot); /* before the backend is closed; NULL is fine */
+    /* Bytes that taking a snapshot now would add to the memory of snapshots, and that memory: all of the
+     * backend's snapshots, what they share counted once. */
+    uint64_t (*snapshot_cost)(const struct device_session *session, uint32_t positions);
+    uint64_t (*snapshot_bytes)(const struct backend *backend);
 };
 
 /* Every implementation's struct starts with its class. */

@@ -38,6 +38,7 @@ void host_close(struct backend *base) {
     free(backend->scratch[0].data);
     free(backend->scratch[1].data);
     threads_close(backend->threads);
+    kv_store_close(&backend->blocks);
     free(backend);
 }
 
@@ -54,8 +55,7 @@ bool host_load(struct backend *base, struct weights *weights, const struct calla
     return true;
 }
 
-/* Zeroed memory. The allocator takes large blocks from the system page by page as they are touched: a KV
- * cache costs what it holds, not what it could hold. */
+/* Zeroed memory. */
 static bool memory_new(struct memory *memory, uint64_t size, const char *what, struct calla_error *error) {
     memory->size = size;
     memory->data = size < SIZE_MAX ? calloc(1, (size_t)size + 1) : NULL;
@@ -112,10 +112,9 @@ struct device_session *host_session_open(struct backend *base, const struct sess
     }
     session->backend = (struct host_backend *)base;
     session->state_count = layout->state_count;
-    session->kv_count = layout->kv_count;
     session->state = memories_new(layout->state, layout->state_count, error);
-    session->kv = session->state == NULL ? NULL : memories_new(layout->kv, layout->kv_count, error);
-    session->step = session->kv == NULL ? NULL : memories_new(layout->step, STEP_BUFFER_COUNT, error);
+    if (session->state != NULL && host_kv_open(session, layout, error))
+        session->step = memories_new(layout->step, STEP_BUFFER_COUNT, error);
     if (session->step != NULL)
         return session;
     host_session_close(session);
@@ -126,7 +125,7 @@ void host_session_close(struct device_session *session) {
     if (session == NULL)
         return;
     memories_free(session->state, session->state_count);
-    memories_free(session->kv, session->kv_count);
+    host_kv_close(session);
     memories_free(session->step, STEP_BUFFER_COUNT);
     free(session);
 }
@@ -160,9 +159,15 @@ static unsigned char *session_bytes(struct device_session *session, enum space s
 bool host_write(struct device_session *session, enum space space, uint32_t buffer, uint64_t offset,
                 const void *bytes, uint64_t size, struct calla_error *error) {
     unsigned char *target = session_bytes(session, space, buffer, offset, size, error);
-    if (target != NULL && size > 0)
-        memcpy(target, bytes, (size_t)size);
-    return target != NULL;
+    if (target == NULL || size == 0)
+        return target != NULL;
+    if (space == SPACE_KV) {
+        uint64_t row = session->geometry.row_bytes[buffer];
+        if (!host_kv_prepare(session, offset / row, (offset + size + row - 1) / row, error))
+            return false;
+    }
+    memcpy(target, bytes, (size_t)size);
+    return true;
 }
 
 bool host_read(struct device_session *session, enum space space, uint32_t buffer, uint64_t offset,
@@ -174,11 +179,10 @@ bool host_read(struct device_session *session, enum space space, uint32_t buffer
 }
 
 bool host_reset(struct device_session *session, struct calla_error *error) {
-    (void)error;
     session->resets++;
     for (uint32_t i = 0; i < session->state_count; i++)
         memset(session->state[i].data, 0, (size_t)session->state[i].size);
-    return true;
+    return host_kv_clear(session, error);
 }
 
 /* A weight as a view of the mapped files. Plans come from the same table, so a mismatch is a bug; it must not
@@ -333,8 +337,10 @@ void host_program_free(struct program *program) {
     free(program);
 }
 
-/* Whether the cache has room for the rows of every op that reads or writes it. */
-static bool check_position(const struct program *program, struct calla_error *error) {
+/* Whether the cache has room for the rows of every op that reads or writes it; gives it the memory. */
+static bool prepare_position(struct device_session *session, const struct program *program,
+                             struct calla_error *error) {
+    uint64_t begin = UINT64_MAX, end = 0;
     for (uint32_t i = 0; i < program->op_count; i++) {
         const struct bound_op *bound = &program->ops[i];
         uint64_t rows, limit;
@@ -353,12 +359,14 @@ static bool check_position(const struct program *program, struct calla_error *er
                              "The context is full: %" PRIu64 " tokens at position %u do not fit into %" PRIu64
                              "; open the session with a longer context.",
                              rows, position, limit);
+        begin = position < begin ? position : begin;
+        end = position + rows > end ? position + rows : end;
     }
-    return true;
+    return host_kv_prepare(session, begin, end, error);
 }
 
 bool host_ready(struct device_session *session, struct program *program, struct calla_error *error) {
     return (program->scratch_base == scratch_of(program, session->backend)->data ||
             bind_ops(program, session, error)) &&
-           check_position(program, error);
+           prepare_position(session, program, error);
 }

@@ -4,6 +4,7 @@
 #define CALLA_BACKEND_HOST_H
 
 #include "backend/backend.h"
+#include "backend/kv_blocks.h"
 #include "base/threads.h"
 
 /* An operand as pointers. */
@@ -62,6 +63,11 @@ struct device_session {
     uint64_t resets;
     struct memory *state, *kv, *step;
     uint32_t state_count, kv_count;
+    /* The KV buffers are ranges of addresses into which these blocks are mapped, as far as the session has
+     * read. */
+    struct kv_geometry geometry;
+    struct kv_block **blocks; /* [block_limit] */
+    uint32_t block_count, block_limit;
 };
 
 struct host_backend {
@@ -72,6 +78,8 @@ struct host_backend {
      * it is while small ones of other sessions run. Each is as large as the largest program's. */
     struct memory scratch[2];
     struct memory *workspaces; /* one a thread, of one size */
+    struct kv_store blocks;    /* of keys and values */
+    uint64_t snapshot_bytes;   /* of snapshots, without the blocks that they hold */
 };
 
 /* The functions of their classes. `size` is that of the implementation's struct, which starts with a
@@ -90,6 +98,15 @@ bool host_write(struct device_session *session, enum space space, uint32_t buffe
 bool host_read(struct device_session *session, enum space space, uint32_t buffer, uint64_t offset,
                void *bytes, uint64_t size, struct calla_error *error);
 bool host_reset(struct device_session *session, struct calla_error *error);
+uint64_t host_snapshot_cost(const struct device_session *session, uint32_t positions);
+uint64_t host_snapshot_bytes(const struct backend *base);
+struct device_snapshot *host_snapshot_take(struct device_session *session, uint32_t positions,
+                                           struct calla_error *error);
+bool host_snapshot_restore(struct device_session *session, const struct device_snapshot *snapshot,
+                           struct calla_error *error);
+bool host_snapshot_read(const struct device_snapshot *snapshot, enum space space, uint32_t buffer,
+                        uint64_t offset, void *bytes, uint64_t size, struct calla_error *error);
+void host_snapshot_free(struct device_snapshot *snapshot);
 struct program *host_compile(struct device_session *session, const struct plan *plan, size_t size,
                              struct calla_error *error);
 void host_program_free(struct program *program);
@@ -106,5 +123,15 @@ bool host_reserve_workspaces(struct host_backend *backend, size_t size, struct c
 /* Before a run: whether the cache has room for the rows of every op that reads or writes it; binds the ops
  * anew if the scratch memory has moved. */
 bool host_ready(struct device_session *session, struct program *program, struct calla_error *error);
+
+/* A session's keys and values (host_kv.c): what session_open and session_close need, ... */
+bool host_kv_open(struct device_session *session, const struct session_layout *layout,
+                  struct calla_error *error);
+void host_kv_close(struct device_session *session);
+/* ... what reset needs: gives up all blocks, ... */
+bool host_kv_clear(struct device_session *session, struct calla_error *error);
+/* ... and what comes before writing the positions [begin, end): sees to it that there are blocks and that
+ * nobody else holds them. */
+bool host_kv_prepare(struct device_session *session, uint64_t begin, uint64_t end, struct calla_error *error);
 
 #endif

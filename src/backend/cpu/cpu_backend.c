@@ -214,6 +214,12 @@ static bool cpu_reset(struct device_session *session, struct calla_error *error)
     return host_reset(session, error);
 }
 
+static bool cpu_snapshot_restore(struct device_session *session, const struct device_snapshot *snapshot,
+                                 struct calla_error *error) {
+    give_up(session);
+    return host_snapshot_restore(session, snapshot, error);
+}
+
 static void cpu_session_close(struct device_session *session) {
     if (session != NULL)
         give_up(session);
@@ -320,4 +326,10 @@ const struct backend_class cpu_backend = {
     .compile = cpu_compile,
     .program_free = cpu_program_free,
     .run = cpu_run,
+    .snapshot_take = host_snapshot_take,
+    .snapshot_restore = cpu_snapshot_restore,
+    .snapshot_read = host_snapshot_read,
+    .snapshot_free = host_snapshot_free,
+    .snapshot_cost = host_snapshot_cost,
+    .snapshot_bytes = host_snapshot_bytes,
 };

@@ -48,4 +48,10 @@ const struct backend_class reference_backend = {
     .compile = reference_compile,
     .program_free = host_program_free,
     .run = reference_run,
+    .snapshot_take = host_snapshot_take,
+    .snapshot_restore = host_snapshot_restore,
+    .snapshot_read = host_snapshot_read,
+    .snapshot_free = host_snapshot_free,
+    .snapshot_cost = host_snapshot_cost,
+    .snapshot_bytes = host_snapshot_bytes,
 };
