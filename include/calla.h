@@ -148,6 +148,20 @@ bool calla_session_read(struct calla_session *session, const int32_t *tokens, si
  * read, or 0. */
 size_t calla_session_common(const struct calla_session *session, const int32_t *tokens, size_t count);
 
+/* A new session of the same model that stands where this one does. Both go on as they would have alone; keys
+ * and values that they have in common are in memory once. Not in the middle of a calla_generation's prompt.
+ */
+struct calla_session *calla_session_fork(struct calla_session *session, struct calla_error *error);
+
+/* Writes the session to a file, which appears whole or not at all. It holds the text that was read, so only
+ * its owner may read it. */
+bool calla_session_save(struct calla_session *session, const char *path, struct calla_error *error);
+
+/* Brings the session to where a saved one stood: what follows is, to the bit, what it would have said. The
+ * file must come from the same model, backend, kind of processor and version of this library; it is checked
+ * whole, and a damaged one is an error, which leaves the session reset or as it was. */
+bool calla_session_load(struct calla_session *session, const char *path, struct calla_error *error);
+
 /* For measurements of speed: makes the session look as if it had read these tokens without computing. The
  * recurrent state and the KV cache of every position get random values of plausible size, always the same for
  * a seed, so that what follows costs what it would cost after a real prompt; what it says means nothing. */

@@ -1,8 +1,9 @@
 /* A session's keys and values, and snapshots of sessions.
  *
- * Blocks that lie wholly before a session's position are never written again, so a snapshot only counts itself
- * among their holders, and a session that goes on from it maps them. The rows of the last, partly filled block
- * are copied, as is the state. Whatever writes into a block that somebody else holds gets a copy of it first. */
+ * Blocks that lie wholly before a session's position are never written again, so a snapshot only counts
+ * itself among their holders, and a session that goes on from it maps them. The rows of the last, partly
+ * filled block are copied, as is the state. Whatever writes into a block that somebody else holds gets a copy
+ * of it first. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -57,7 +58,8 @@ static void release_blocks(struct device_session *session) {
 bool host_kv_clear(struct device_session *session, struct calla_error *error) {
     for (uint32_t i = 0; i < session->kv_count; i++)
         if (!kv_range_clear(session->kv[i].data, range_bytes(session, i, session->block_count)))
-            return error_set(error, CALLA_OUT_OF_MEMORY, "A session's keys and values could not be unmapped.");
+            return error_set(error, CALLA_OUT_OF_MEMORY,
+                             "A session's keys and values could not be unmapped.");
     release_blocks(session);
     return true;
 }
@@ -109,7 +111,8 @@ static bool copy_block(struct device_session *session, uint32_t index, struct ca
     return map_block(session, index, own, error);
 }
 
-bool host_kv_prepare(struct device_session *session, uint64_t begin, uint64_t end, struct calla_error *error) {
+bool host_kv_prepare(struct device_session *session, uint64_t begin, uint64_t end,
+                     struct calla_error *error) {
     uint64_t positions = session->geometry.positions;
     if (session->kv_count == 0 || begin >= end)
         return true;
@@ -153,8 +156,8 @@ static uint64_t own_bytes(const struct device_session *session, uint32_t positio
 
 uint64_t host_snapshot_cost(const struct device_session *session, uint32_t positions) {
     uint64_t bytes = own_bytes(session, positions);
-    for (uint32_t i = 0; session->kv_count > 0 && i < full_blocks(session, positions) && i < session->block_count;
-         i++)
+    for (uint32_t i = 0;
+         session->kv_count > 0 && i < full_blocks(session, positions) && i < session->block_count; i++)
         if (session->blocks[i]->snapshots == 0)
             bytes += kv_block_bytes(session->blocks[i]);
     return bytes;
@@ -172,7 +175,8 @@ static uint64_t memories_bytes(const struct memory *memories, uint32_t count) {
     return bytes;
 }
 
-static struct memory *memories_copy(const struct memory *memories, uint32_t count, struct calla_error *error) {
+static struct memory *memories_copy(const struct memory *memories, uint32_t count,
+                                    struct calla_error *error) {
     struct memory *copies = calloc(count + (size_t)1, sizeof *copies);
     if (copies == NULL)
         error_memory(error, "a snapshot", count * sizeof *copies);
@@ -212,11 +216,13 @@ static bool copy_tail(struct device_snapshot *snapshot, const struct device_sess
     return snapshot->tail != NULL;
 }
 
-static bool take(struct device_snapshot *snapshot, struct device_session *session, struct calla_error *error) {
+static bool take(struct device_snapshot *snapshot, struct device_session *session,
+                 struct calla_error *error) {
     uint32_t blocks = session->kv_count == 0 ? 0 : full_blocks(session, snapshot->positions);
     if (blocks > session->block_count)
-        return error_set(error, CALLA_BAD_INPUT, "A snapshot of %u positions was asked for; the session has %u.",
-                         snapshot->positions, session->block_count * session->geometry.positions);
+        return error_set(error, CALLA_BAD_INPUT,
+                         "A snapshot of %u positions was asked for; the session has %u.", snapshot->positions,
+                         session->block_count * session->geometry.positions);
     size_t *row_bytes = calloc(session->kv_count + (size_t)1, sizeof *row_bytes);
     snapshot->blocks = calloc(blocks + (size_t)1, sizeof(struct kv_block *));
     snapshot->geometry = session->geometry;
@@ -257,8 +263,8 @@ void host_snapshot_free(struct device_snapshot *snapshot) {
     if (snapshot == NULL)
         return;
     uint32_t buffers = snapshot->geometry.buffers;
-    snapshot->backend->snapshot_bytes -= memories_bytes(snapshot->state, snapshot->state_count) +
-                                         memories_bytes(snapshot->tail, buffers);
+    snapshot->backend->snapshot_bytes -=
+        memories_bytes(snapshot->state, snapshot->state_count) + memories_bytes(snapshot->tail, buffers);
     for (uint32_t i = 0; i < snapshot->block_count; i++)
         kv_block_release(&snapshot->backend->blocks, snapshot->blocks[i], true);
     memories_free(snapshot->state, snapshot->state_count);
@@ -276,8 +282,9 @@ static bool check_same_layout(const struct device_session *session, const struct
         same = session->state[i].size == snapshot->state[i].size;
     for (uint32_t i = 0; same && i < session->kv_count; i++)
         same = session->geometry.row_bytes[i] * snapshot->positions <= session->kv[i].size;
-    return same || error_set(error, CALLA_BAD_INPUT,
-                             "The snapshot of %u positions does not fit into this session.", snapshot->positions);
+    return same ||
+           error_set(error, CALLA_BAD_INPUT, "The snapshot of %u positions does not fit into this session.",
+                     snapshot->positions);
 }
 
 bool host_snapshot_restore(struct device_session *session, const struct device_snapshot *snapshot,
@@ -307,7 +314,8 @@ bool host_snapshot_read(const struct device_snapshot *snapshot, enum space space
                         uint64_t offset, void *bytes, uint64_t size, struct calla_error *error) {
     bool kv = space == SPACE_KV && buffer < snapshot->geometry.buffers;
     if (!kv && !(space == SPACE_STATE && buffer < snapshot->state_count))
-        return error_set(error, CALLA_BAD_INPUT, "A snapshot has no %s buffer %u.", space_name(space), buffer);
+        return error_set(error, CALLA_BAD_INPUT, "A snapshot has no %s buffer %u.", space_name(space),
+                         buffer);
     uint64_t block_bytes = kv ? kv_geometry_bytes(&snapshot->geometry, buffer) : 0;
     uint64_t all = kv ? snapshot->geometry.row_bytes[buffer] * (uint64_t)snapshot->positions
                       : snapshot->state[buffer].size;

@@ -14,7 +14,7 @@
 #include "base/system.h"
 
 #define SEGMENT_BYTES ((size_t)1 << 30)
-#define SEGMENT_BLOCKS 1024         /* at most */
+#define SEGMENT_BLOCKS 1024          /* at most */
 #define AREA_ALIGN ((size_t)2 << 20) /* a huge page */
 
 struct kv_segment {
@@ -83,9 +83,9 @@ static void segment_free(struct kv_segment *segment) {
 
 static bool map_segment(struct kv_segment *segment, struct calla_error *error) {
     segment->descriptor = memory_file(segment->size);
-    void *base = segment->descriptor < 0 ? MAP_FAILED
-                                         : mmap(NULL, segment->size, PROT_READ | PROT_WRITE, MAP_SHARED,
-                                                segment->descriptor, 0);
+    void *base = segment->descriptor < 0
+                     ? MAP_FAILED
+                     : mmap(NULL, segment->size, PROT_READ | PROT_WRITE, MAP_SHARED, segment->descriptor, 0);
     if (base == MAP_FAILED)
         return error_set(error, CALLA_OUT_OF_MEMORY, "There is no memory for keys and values: %s.",
                          strerror(errno));
@@ -138,7 +138,8 @@ void kv_store_close(struct kv_store *store) {
 /* Blocks */
 
 static size_t place_of(const struct kv_block *block, uint32_t buffer) {
-    return block->segment->areas[buffer] + kv_geometry_bytes(&block->segment->geometry, buffer) * block->index;
+    return block->segment->areas[buffer] +
+           kv_geometry_bytes(&block->segment->geometry, buffer) * block->index;
 }
 
 /* Has the system find the memory now: where it comes page by page as it is touched, a lack of it would end
@@ -266,8 +267,8 @@ void *kv_range_new(size_t size, struct calla_error *error) {
     void *range = mmap(NULL, size + 1, PROT_READ, RANGE_FLAGS, -1, 0);
     if (range != MAP_FAILED)
         return range;
-    error_set(error, CALLA_OUT_OF_MEMORY, "There are no addresses for %zu bytes of keys and values: %s.", size,
-              strerror(errno));
+    error_set(error, CALLA_OUT_OF_MEMORY, "There are no addresses for %zu bytes of keys and values: %s.",
+              size, strerror(errno));
     return NULL;
 }
 

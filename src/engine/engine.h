@@ -23,6 +23,8 @@ struct calla_model {
     int32_t think_end; /* the token "</think>", or -1 */
     char *warnings[MODEL_MAX_WARNINGS];
     size_t warning_count;
+    unsigned char key[32]; /* what files of sessions are bound to, once model_key has been asked for it */
+    bool have_key;
 };
 
 /* A plan made ready for one session, kept for its shape. */
@@ -58,6 +60,13 @@ bool session_read_start(struct calla_session *session, const int32_t *tokens, si
                         struct calla_error *error);
 bool session_read_more(struct calla_session *session, const int32_t *tokens, size_t count,
                        struct calla_error *error);
+
+/* Whether the session can read these; an error otherwise. */
+bool session_check_tokens(const struct calla_session *session, const int32_t *tokens, size_t count,
+                          struct calla_error *error);
+
+/* The session's buffers hold what follows from reading these tokens: it stands there. */
+void session_stands(struct calla_session *session, const int32_t *tokens, uint32_t count, bool have_logits);
 
 /* Runs the plan of `options` for the rows whose ids and record are in the step buffers. */
 bool session_run(struct calla_session *session, const struct forward_options *options,

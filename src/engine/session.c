@@ -136,6 +136,14 @@ bool calla_session_reset(struct calla_session *session, struct calla_error *erro
     return session->model->class->reset(session->device, error);
 }
 
+void session_stands(struct calla_session *session, const int32_t *tokens, uint32_t count, bool have_logits) {
+    memmove(session->tokens, tokens, count * sizeof *tokens);
+    session->position = count;
+    session->chunk = 0;
+    session->have_logits = have_logits;
+    session->sampled = -1;
+}
+
 /* Moves the session to `position` for a plan of `rows` rows; the host's record is the truth. */
 static bool write_record(struct calla_session *session, uint32_t rows, struct calla_error *error) {
     session->record.position = session->position;
@@ -169,8 +177,8 @@ static bool read_chunk(struct calla_session *session, const int32_t *tokens, uin
     return true;
 }
 
-static bool check_tokens(const struct calla_session *session, const int32_t *tokens, size_t count,
-                         struct calla_error *error) {
+bool session_check_tokens(const struct calla_session *session, const int32_t *tokens, size_t count,
+                          struct calla_error *error) {
     if (count == 0)
         return error_set(error, CALLA_BAD_INPUT, "There is nothing to read: the prompt has no tokens.");
     if (count > session->context)
@@ -209,7 +217,7 @@ size_t calla_session_common(const struct calla_session *session, const int32_t *
 
 bool session_read_start(struct calla_session *session, const int32_t *tokens, size_t count,
                         struct calla_error *error) {
-    if (!check_tokens(session, tokens, count, error))
+    if (!session_check_tokens(session, tokens, count, error))
         return false;
     return calla_session_common(session, tokens, count) > 0 || calla_session_reset(session, error);
 }
@@ -268,7 +276,7 @@ const float *calla_session_logits(struct calla_session *session, struct calla_er
 bool calla_session_evaluate(struct calla_session *session, const int32_t *tokens, size_t count,
                             bool (*row)(void *user, size_t index, const float *logits), void *user,
                             struct calla_error *error) {
-    if (!check_tokens(session, tokens, count, error) || !calla_session_reset(session, error))
+    if (!session_check_tokens(session, tokens, count, error) || !calla_session_reset(session, error))
         return false;
     uint32_t most = session->layout.step[STEP_LOGITS].rows;
     if (most > session->chunk_rows)

@@ -73,7 +73,6 @@ bool calla_session_fill(struct calla_session *session, const int32_t *tokens, si
         calla_session_reset(session, NULL);
         return false;
     }
-    memcpy(session->tokens, tokens, count * sizeof *tokens);
-    session->position = (uint32_t)count;
+    session_stands(session, tokens, (uint32_t)count, false);
     return true;
 }

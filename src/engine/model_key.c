@@ -1,0 +1,103 @@
+/* What a snapshot depends on besides its tokens. Reading gigabytes of weights for a hash would take longer
+ * than most prompts, so of each tensor some bytes are taken, and of each file size and time of change: two
+ * checkpoints that differ at all differ there. A copy of a checkpoint may count as another one, which costs a
+ * miss and no more. */
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/sha256.h"
+#include "base/system.h"
+#include "engine/snapshot_file.h"
+
+#define SAMPLES 4
+#define SAMPLE_BYTES 256
+
+static void add_text(struct sha256 *hash, const char *text) {
+    sha256_add(hash, text, strlen(text) + 1);
+}
+
+static void add_number(struct sha256 *hash, uint64_t number) {
+    unsigned char bytes[8];
+    for (int i = 0; i < 8; i++)
+        bytes[i] = (unsigned char)(number >> 8 * i);
+    sha256_add(hash, bytes, sizeof bytes);
+}
+
+static bool add_part(struct sha256 *hash, const struct weights *weights, uint32_t weight, uint32_t part,
+                     struct calla_error *error) {
+    const struct weight_part *described = &weights->table.weights[weight].parts[part];
+    add_text(hash, described->name);
+    add_number(hash, described->dtype);
+    add_number(hash, described->bytes);
+    unsigned char bytes[SAMPLE_BYTES];
+    uint64_t size = described->bytes < SAMPLE_BYTES ? described->bytes : SAMPLE_BYTES;
+    for (uint64_t i = 0; i < SAMPLES; i++) {
+        uint64_t offset = (described->bytes - size) / (SAMPLES - 1) * i;
+        if (!weights_read_part(weights, weight, part, offset, bytes, size, error))
+            return false;
+        sha256_add(hash, bytes, (size_t)size);
+    }
+    return true;
+}
+
+static bool add_weights(struct sha256 *hash, const struct weights *weights, struct calla_error *error) {
+    for (uint32_t i = 0; i < weights->file_count; i++) {
+        struct stat status = {0};
+        fstat(weights->files[i].descriptor, &status);
+        add_number(hash, weights->files[i].size);
+        add_number(hash, (uint64_t)status.st_mtime);
+    }
+    for (uint32_t i = 0; i < weights->table.count; i++)
+        for (uint32_t part = 0; part < weights->table.weights[i].part_count; part++)
+            if (!add_part(hash, weights, i, part, error))
+                return false;
+    return true;
+}
+
+static void add_shapes(struct sha256 *hash, const struct buffer_shape *shapes, uint32_t count) {
+    add_number(hash, count);
+    for (uint32_t i = 0; i < count; i++) {
+        add_number(hash, shapes[i].dtype);
+        add_number(hash, shapes[i].rows);
+        add_number(hash, shapes[i].columns);
+    }
+}
+
+static bool add_layout(struct sha256 *hash, const struct calla_model *model, struct calla_error *error) {
+    struct session_layout layout = {0};
+    if (!forward_layout(&layout, &model->config, &model->policy, 1, error))
+        return false;
+    add_shapes(hash, layout.state, layout.state_count);
+    add_shapes(hash, layout.kv, layout.kv_count);
+    add_number(hash, model->config.vocabulary);
+    session_layout_free(&layout);
+    return true;
+}
+
+static void add_policy(struct sha256 *hash, const struct calla_model *model) {
+    const char *name;
+    char value[32], processor[256];
+    bool applies;
+    for (size_t i = 0; policy_describe(&model->policy, model->class->name, i, &name, value, &applies); i++) {
+        add_text(hash, name);
+        add_text(hash, value);
+    }
+    system_processor(processor, sizeof processor);
+    add_text(hash, processor);
+}
+
+bool model_key(struct calla_model *model, struct calla_error *error) {
+    if (model->have_key)
+        return true;
+    struct sha256 hash;
+    sha256_start(&hash);
+    add_text(&hash, calla_version());
+    add_text(&hash, model->class->name);
+    add_policy(&hash, model);
+    if (!add_layout(&hash, model, error) || !add_weights(&hash, &model->weights, error))
+        return false;
+    sha256_finish(&hash, model->key);
+    model->have_key = true;
+    return true;
+}
