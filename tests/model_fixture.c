@@ -34,5 +34,7 @@ void set_fusions(struct policy *policy, bool on) {
     policy->fuse_expert_down = on;
     policy->fuse_qk_prep = on;
     policy->fuse_delta_norm = on;
+    policy->fuse_delta_conv = on;
     policy->fuse_projections = on;
+    policy->fuse_norm = on;
 }

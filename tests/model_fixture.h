@@ -19,7 +19,7 @@ void fixture_close(struct model_fixture *model);
 void fixture_plan(const struct model_fixture *model, struct plan *plan, uint32_t context, uint32_t rows,
                   enum forward_logits logits, bool sample);
 
-/* All five fusions. */
+/* All fusions. */
 void set_fusions(struct policy *policy, bool on);
 
 #endif

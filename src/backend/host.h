@@ -32,6 +32,11 @@ static inline int32_t *int_row(const struct view *view, size_t row) {
     return (int32_t *)view->data + row * view->stride;
 }
 
+/* What follows x, and the weight of its norm where the op normalises. */
+static inline const struct view *after_input(const struct bound_op *op) {
+    return &op->views[op->op.constants.normalise ? 2 : 1];
+}
+
 static inline struct step_record *record_of(const struct view *view) {
     return view->data;
 }

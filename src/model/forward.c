@@ -73,21 +73,39 @@ struct op *emit(struct emitter *emitter, enum op_kind kind, const struct operand
     return op;
 }
 
-void emit_norm(struct emitter *emitter, struct operand x, uint32_t weight, struct operand y) {
-    EMIT(emitter, OP_RMS_NORM, reading(x), emit_weight(emitter, weight), writing(y));
+struct input normalised_within(struct operand x, uint32_t weight) {
+    return (struct input){.x = x, .normalise = true, .norm = weight};
 }
 
-void emit_projections(struct emitter *emitter, struct operand x, const struct projection *projections,
+struct input emit_norm(struct emitter *emitter, struct operand x, uint32_t weight, struct operand y) {
+    EMIT(emitter, OP_RMS_NORM, reading(x), emit_weight(emitter, weight), writing(y));
+    return (struct input){.x = y};
+}
+
+void list_add_input(struct operand_list *list, struct emitter *emitter, struct input input) {
+    list_add(list, reading(input.x));
+    if (input.normalise)
+        list_add(list, emit_weight(emitter, input.norm));
+}
+
+struct op *emit_with_input(struct emitter *emitter, enum op_kind kind, struct input input,
+                           const struct operand_list *list) {
+    struct op *op = emit(emitter, kind, list->items, list->count);
+    op->constants.normalise = input.normalise;
+    return op;
+}
+
+void emit_projections(struct emitter *emitter, struct input input, const struct projection *projections,
                       uint32_t count) {
     uint32_t together = emitter->policy->fuse_projections ? count : 1;
     for (uint32_t first = 0; first < count; first += together) {
         struct operand_list list = {.count = 0};
-        list_add(&list, reading(x));
+        list_add_input(&list, emitter, input);
         for (uint32_t i = first; i < first + together; i++) {
             list_add(&list, emit_weight(emitter, projections[i].weight));
             list_add(&list, writing(projections[i].y));
         }
-        emit(emitter, OP_LINEAR, list.items, list.count)->constants.matrix_count = together;
+        emit_with_input(emitter, OP_LINEAR, input, &list)->constants.matrix_count = together;
     }
 }
 
@@ -110,6 +128,7 @@ static struct op_constants model_constants(const struct config *config) {
                                  .experts = config->experts,
                                  .experts_per_token = config->experts_per_token,
                                  .epsilon = config->epsilon,
+                                 .l2_epsilon = FORWARD_L2_EPSILON,
                                  .rope_theta = config->rope_theta};
 }
 
@@ -143,17 +162,25 @@ static void emit_logits(struct emitter *emitter, const struct forward_options *o
         hidden.offset += (uint64_t)(hidden.rows - 1) * hidden.stride * sizeof(float);
         hidden.rows = 1;
     }
-    struct operand normed = emit_scratch(emitter, "final normed", hidden.rows, config->hidden_size);
-    struct operand logits = view_of_step(STEP_LOGITS, hidden.rows, config->vocabulary);
-    emit_norm(emitter, hidden, emitter->table->final_norm, normed);
-    EMIT(emitter, OP_HEAD, reading(normed), emit_weight(emitter, emitter->table->head), writing(logits));
+    uint32_t norm = emitter->table->final_norm;
+    struct input input =
+        emitter->policy->fuse_norm
+            ? normalised_within(hidden, norm)
+            : emit_norm(emitter, hidden, norm,
+                        emit_scratch(emitter, "final normed", hidden.rows, config->hidden_size));
+    struct operand_list list = {.count = 0};
+    list_add_input(&list, emitter, input);
+    list_add(&list, emit_weight(emitter, emitter->table->head));
+    list_add(&list, writing(view_of_step(STEP_LOGITS, hidden.rows, config->vocabulary)));
+    emit_with_input(emitter, OP_HEAD, input, &list);
 }
 
 static void emit_all(struct emitter *emitter, const struct forward_options *options) {
     const struct config *config = emitter->config;
     uint32_t attention_layers = count_attention_layers(config);
     emitter->hidden = emit_scratch(emitter, "hidden", emitter->rows, config->hidden_size);
-    emitter->normed = emit_scratch(emitter, "normed", emitter->rows, config->hidden_size);
+    if (!emitter->policy->fuse_norm)
+        emitter->normed = emit_scratch(emitter, "normed", emitter->rows, config->hidden_size);
     if (attention_layers < config->layers)
         delta_scratch(emitter);
     if (attention_layers > 0)
@@ -166,11 +193,13 @@ static void emit_all(struct emitter *emitter, const struct forward_options *opti
     for (uint32_t layer = 0; layer < config->layers; layer++) {
         const struct layer_weights *weights = &emitter->table->layers[layer];
         emitter->layer = (int32_t)layer;
-        emit_norm(emitter, emitter->hidden, weights->input_norm, emitter->normed);
+        struct input input = emitter->policy->fuse_norm
+                                 ? normalised_within(emitter->hidden, weights->input_norm)
+                                 : emit_norm(emitter, emitter->hidden, weights->input_norm, emitter->normed);
         if (config->attention_layer[layer])
-            attention_emit(emitter, weights);
+            attention_emit(emitter, weights, input);
         else
-            delta_emit(emitter, weights);
+            delta_emit(emitter, weights, input);
         experts_emit(emitter, weights);
     }
     emitter->layer = -1;
@@ -219,6 +248,7 @@ bool forward_plan(struct plan *plan, const struct config *config, const struct w
                               .context = context,
                               .constants = model_constants(config),
                               .delta.fused_tail = policy->fuse_delta_norm && options->rows == 1};
+    emitter.delta.fused_step = emitter.delta.fused_tail && policy->fuse_delta_conv;
     if (only_samples(options)) {
         emitter.layer = -1;
         emit_sample(&emitter);
@@ -259,8 +289,7 @@ bool forward_layout(struct session_layout *layout, const struct config *config, 
         return error_memory(error, "the layout of a session", config->layers * sizeof *layout->state);
     }
     for (uint32_t i = 0; i < delta_layers; i++) {
-        layout->state[2 * i] =
-            (struct buffer_shape){DTYPE_F32, config->taps - 1, channels, "convolution state"};
+        layout->state[2 * i] = (struct buffer_shape){DTYPE_F32, config->taps, channels, "convolution state"};
         layout->state[2 * i + 1] =
             (struct buffer_shape){DTYPE_F32, value_width, config->key_size, "delta state"};
     }

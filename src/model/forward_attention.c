@@ -16,7 +16,7 @@ void attention_scratch(struct emitter *emitter) {
         emitter->attention.key = emit_scratch(emitter, "attention key", rows, kv_width);
 }
 
-void attention_emit(struct emitter *emitter, const struct layer_weights *weights) {
+void attention_emit(struct emitter *emitter, const struct layer_weights *weights, struct input input) {
     const struct config *config = emitter->config;
     uint32_t size = config->head_size;
     struct operand q_and_gate = view_in_rows_of(emitter->attention.q_and_gate, 2 * size);
@@ -35,7 +35,7 @@ void attention_emit(struct emitter *emitter, const struct layer_weights *weights
 
     const struct projection projections[] = {
         {weights->q, emitter->attention.q_and_gate}, {weights->k, k}, {weights->v, v}};
-    emit_projections(emitter, emitter->normed, projections, 3);
+    emit_projections(emitter, input, projections, 3);
     if (emitter->policy->fuse_qk_prep) {
         EMIT(emitter, OP_QK_PREP, reading(record), reading(q), reading(k), reading(v),
              emit_weight(emitter, weights->q_norm), emit_weight(emitter, weights->k_norm), writing(query),

@@ -11,10 +11,12 @@ void delta_scratch(struct emitter *emitter) {
     emitter->delta.z = emit_scratch(emitter, "delta z", rows, value_width);
     emitter->delta.b = emit_scratch(emitter, "delta b", rows, config->value_heads);
     emitter->delta.a = emit_scratch(emitter, "delta a", rows, config->value_heads);
-    emitter->delta.q = emit_scratch(emitter, "delta q", rows, key_width);
-    emitter->delta.k = emit_scratch(emitter, "delta k", rows, key_width);
-    emitter->delta.v = emit_scratch(emitter, "delta v", rows, value_width);
     emitter->delta.mixed = emit_scratch(emitter, "delta mixed", rows, value_width);
+    if (!emitter->delta.fused_step) {
+        emitter->delta.q = emit_scratch(emitter, "delta q", rows, key_width);
+        emitter->delta.k = emit_scratch(emitter, "delta k", rows, key_width);
+        emitter->delta.v = emit_scratch(emitter, "delta v", rows, value_width);
+    }
     if (!emitter->delta.fused_tail) {
         emitter->delta.decay = emit_scratch(emitter, "delta decay", rows, config->value_heads);
         emitter->delta.beta = emit_scratch(emitter, "delta beta", rows, config->value_heads);
@@ -31,22 +33,28 @@ static struct operand state_view(uint32_t buffer, uint32_t rows, uint32_t column
                             .stride = columns};
 }
 
-void delta_emit(struct emitter *emitter, const struct layer_weights *weights) {
+void delta_emit(struct emitter *emitter, const struct layer_weights *weights, struct input input) {
     const struct config *config = emitter->config;
     struct operand qkv = emitter->delta.qkv, z = emitter->delta.z, b = emitter->delta.b, a = emitter->delta.a;
     struct operand q = emitter->delta.q, k = emitter->delta.k, v = emitter->delta.v;
     struct operand mixed = emitter->delta.mixed;
+    struct operand record = view_of_step(STEP_RECORD, 1, sizeof(struct step_record));
     uint32_t state = 2 * emitter->delta_layers++;
-    struct operand taps_state = state_view(state, config->taps - 1, qkv.columns);
-    struct operand delta_state = state_view(state + 1, v.columns, config->key_size);
+    struct operand ring = state_view(state, config->taps, qkv.columns);
+    struct operand delta_state = state_view(state + 1, mixed.columns, config->key_size);
 
     const struct projection projections[] = {
         {weights->qkv, qkv}, {weights->z, z}, {weights->b, b}, {weights->a, a}};
-    emit_projections(emitter, emitter->normed, projections, 4);
-    struct op *conv = EMIT(emitter, OP_CONV_SILU, reading(qkv), emit_weight(emitter, weights->conv),
-                           updating(taps_state), writing(q), writing(k), writing(v));
-    conv->constants.epsilon = FORWARD_L2_EPSILON;
-    if (emitter->delta.fused_tail) {
+    emit_projections(emitter, input, projections, 4);
+    if (!emitter->delta.fused_step)
+        EMIT(emitter, OP_CONV_SILU, reading(record), reading(qkv), emit_weight(emitter, weights->conv),
+             updating(ring), writing(q), writing(k), writing(v));
+    if (emitter->delta.fused_step) {
+        EMIT(emitter, OP_DELTA_STEP, reading(record), reading(qkv), reading(a), reading(b),
+             emit_weight(emitter, weights->conv), emit_weight(emitter, weights->A_log),
+             emit_weight(emitter, weights->dt_bias), reading(z), emit_weight(emitter, weights->delta_norm),
+             updating(ring), updating(delta_state), writing(mixed));
+    } else if (emitter->delta.fused_tail) {
         EMIT(emitter, OP_DELTA_TAIL, reading(a), reading(b), emit_weight(emitter, weights->A_log),
              emit_weight(emitter, weights->dt_bias), reading(q), reading(k), reading(v), reading(z),
              emit_weight(emitter, weights->delta_norm), updating(delta_state), writing(mixed));

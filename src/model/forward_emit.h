@@ -21,9 +21,9 @@ struct emitter {
     uint32_t attention_layers;     /* likewise: their KV buffers are 2 n (K) and 2 n + 1 (V) */
     struct op_constants constants; /* of the model, for every op */
     bool too_large;                /* a shape did not fit 32 bits */
-    struct operand hidden, normed; /* [T,H]: the residual stream; a block's normalised input */
+    struct operand hidden, normed; /* [T,H]: the residual stream; a mixer's normalised input */
     struct {
-        bool fused_tail;
+        bool fused_tail, fused_step;
         struct operand qkv, z, b, a, q, k, v, decay, beta, scanned, mixed;
     } delta;
     struct {
@@ -60,26 +60,39 @@ struct op *emit(struct emitter *emitter, enum op_kind kind, const struct operand
     emit(emitter, kind, (const struct operand[]){__VA_ARGS__},                                               \
          sizeof((const struct operand[]){__VA_ARGS__}) / sizeof(struct operand))
 
-/* y[T,H] = rms_norm(x[T,H]) */
-void emit_norm(struct emitter *emitter, struct operand x, uint32_t weight, struct operand y);
+/* What products multiply: x, or where the ops that read it normalise, rms_norm(x) with the weight `norm`. */
+struct input {
+    struct operand x;
+    bool normalise;
+    uint32_t norm;
+};
+
+/* rms_norm(x[T,H]), computed into y[T,H], unless those who read it do it themselves. */
+struct input emit_norm(struct emitter *emitter, struct operand x, uint32_t weight, struct operand y);
+struct input normalised_within(struct operand x, uint32_t weight);
+void list_add_input(struct operand_list *list, struct emitter *emitter, struct input input);
+
+/* Appends an op whose list begins with the input. */
+struct op *emit_with_input(struct emitter *emitter, enum op_kind kind, struct input input,
+                           const struct operand_list *list);
 
 /* y = x W^T for each of up to four matrices: one op with fuse_projections, else one each. */
 struct projection {
     uint32_t weight;
     struct operand y;
 };
-void emit_projections(struct emitter *emitter, struct operand x, const struct projection *projections,
+void emit_projections(struct emitter *emitter, struct input input, const struct projection *projections,
                       uint32_t count);
 
 /* y += x W^T */
 void emit_linear_add(struct emitter *emitter, struct operand x, uint32_t weight, struct operand y);
 
-/* Each block: makes its scratch buffers once, then emits the ops of one layer. Mixers read `normed` and add
- * to `hidden`; the experts read and add to `hidden`. */
+/* Each block: makes its scratch buffers once, then emits the ops of one layer. Mixers read their input and
+ * add to `hidden`; the experts read and add to `hidden`. */
 void delta_scratch(struct emitter *emitter);
-void delta_emit(struct emitter *emitter, const struct layer_weights *weights);
+void delta_emit(struct emitter *emitter, const struct layer_weights *weights, struct input input);
 void attention_scratch(struct emitter *emitter);
-void attention_emit(struct emitter *emitter, const struct layer_weights *weights);
+void attention_emit(struct emitter *emitter, const struct layer_weights *weights, struct input input);
 void experts_scratch(struct emitter *emitter);
 void experts_emit(struct emitter *emitter, const struct layer_weights *weights);
 

@@ -7,7 +7,8 @@ void experts_scratch(struct emitter *emitter) {
     const struct config *config = emitter->config;
     uint32_t rows = emitter->rows;
     uint32_t pairs = emit_product(emitter, rows, config->experts_per_token);
-    emitter->experts.input = emit_scratch(emitter, "expert input", rows, config->hidden_size);
+    if (!emitter->policy->fuse_norm || !emitter->policy->fuse_expert_gate_up)
+        emitter->experts.input = emit_scratch(emitter, "expert input", rows, config->hidden_size);
     emitter->experts.ids =
         plan_scratch(emitter->plan, "expert ids", DTYPE_I32, rows, config->experts_per_token);
     emitter->experts.scores = emit_scratch(emitter, "expert scores", rows, config->experts_per_token + 1);
@@ -48,12 +49,11 @@ static void emit_expert_linear(struct emitter *emitter, struct operand x, uint32
     emit(emitter, OP_EXPERT_LINEAR, list.items, list.count);
 }
 
-static void emit_gate_up(struct emitter *emitter, const struct layer_weights *weights) {
-    struct operand input = emitter->experts.input;
+static void emit_gate_up(struct emitter *emitter, const struct layer_weights *weights, struct input input) {
     struct operand routed = emitter->experts.routed, shared = emitter->experts.shared;
     if (emitter->policy->fuse_expert_gate_up) {
         struct operand_list list = {.count = 0};
-        list_add(&list, reading(input));
+        list_add_input(&list, emitter, input);
         list_add(&list, reading(emitter->experts.ids));
         list_add_sorting(&list, emitter);
         list_add(&list, emit_weight(emitter, weights->expert_gate));
@@ -62,13 +62,13 @@ static void emit_gate_up(struct emitter *emitter, const struct layer_weights *we
         list_add(&list, emit_weight(emitter, weights->shared_up));
         list_add(&list, writing(routed));
         list_add(&list, writing(shared));
-        emit(emitter, OP_EXPERT_GATE_UP, list.items, list.count);
+        emit_with_input(emitter, OP_EXPERT_GATE_UP, input, &list);
         return;
     }
     struct operand gate = emitter->experts.gate, up = emitter->experts.up;
     struct operand shared_gate = emitter->experts.shared_gate, shared_up = emitter->experts.shared_up;
-    emit_expert_linear(emitter, input, weights->expert_gate, gate);
-    emit_expert_linear(emitter, input, weights->expert_up, up);
+    emit_expert_linear(emitter, input.x, weights->expert_gate, gate);
+    emit_expert_linear(emitter, input.x, weights->expert_up, up);
     EMIT(emitter, OP_SWIGLU, reading(gate), reading(up), writing(routed));
     const struct projection projections[] = {{weights->shared_gate, shared_gate},
                                              {weights->shared_up, shared_up}};
@@ -94,19 +94,32 @@ static void emit_down(struct emitter *emitter, const struct layer_weights *weigh
     struct operand routed_out = emitter->experts.routed_out, shared_out = emitter->experts.shared_out;
     emit_expert_linear(emitter, routed, weights->expert_down, routed_out);
     const struct projection down = {weights->shared_down, shared_out};
-    emit_projections(emitter, shared, &down, 1);
+    emit_projections(emitter, (struct input){.x = shared}, &down, 1);
     EMIT(emitter, OP_EXPERT_COMBINE, reading(routed_out), reading(shared_out),
          reading(emitter->experts.scores), updating(emitter->hidden));
 }
 
+static void emit_router(struct emitter *emitter, const struct layer_weights *weights, struct input input) {
+    struct operand_list list = {.count = 0};
+    list_add_input(&list, emitter, input);
+    list_add(&list, emit_weight(emitter, weights->router));
+    list_add(&list, emit_weight(emitter, weights->shared_expert_gate));
+    list_add(&list, writing(emitter->experts.ids));
+    list_add(&list, writing(emitter->experts.scores));
+    emit_with_input(emitter, OP_ROUTER, input, &list);
+}
+
 void experts_emit(struct emitter *emitter, const struct layer_weights *weights) {
-    struct operand input = emitter->experts.input, ids = emitter->experts.ids;
-    emit_norm(emitter, emitter->hidden, weights->post_norm, input);
-    EMIT(emitter, OP_ROUTER, reading(input), emit_weight(emitter, weights->router),
-         emit_weight(emitter, weights->shared_expert_gate), writing(ids), writing(emitter->experts.scores));
+    const struct policy *policy = emitter->policy;
+    struct operand ids = emitter->experts.ids;
+    /* An expert_linear cannot normalise: its input is there for all but the router, which need not wait. */
+    struct input fused = normalised_within(emitter->hidden, weights->post_norm), input = fused;
+    if (!policy->fuse_norm || !policy->fuse_expert_gate_up)
+        input = emit_norm(emitter, emitter->hidden, weights->post_norm, emitter->experts.input);
+    emit_router(emitter, weights, policy->fuse_norm ? fused : input);
     if (emitter->rows > 1)
         EMIT(emitter, OP_EXPERT_SORT, reading(ids), writing(emitter->experts.starts),
              writing(emitter->experts.order));
-    emit_gate_up(emitter, weights);
+    emit_gate_up(emitter, weights, input);
     emit_down(emitter, weights);
 }

@@ -19,6 +19,7 @@ static uint32_t op_rows(const struct op *op) {
         return operands[1].rows / op->constants.heads;
     case OP_QK_PREP:
         return operands[2].rows;
+    case OP_CONV_SILU:
     case OP_KV_WRITE:
     case OP_EXPERT_LINEAR:
     case OP_EXPERT_COMBINE:
@@ -29,9 +30,20 @@ static uint32_t op_rows(const struct op *op) {
     }
 }
 
-/* How many of the op's weights, counted in order, are those of routed experts. */
+/* How many of the op's matrices, counted in order, are those of routed experts. */
 static uint32_t routed_matrices(enum op_kind kind) {
     return kind == OP_EXPERT_GATE_UP ? 2 : kind == OP_EXPERT_LINEAR || kind == OP_EXPERT_DOWN ? 1 : 0;
+}
+
+/* Whether operand `index` is the weight of the norm that the op applies to its input. */
+static bool is_norm(const struct op *op, uint32_t index) {
+    return op->constants.normalise && index == 1;
+}
+
+/* Whether operand `index` is the ring of the convolution: W - 1 rows are read, and each of T written once at
+ * most. */
+static bool is_ring(const struct op *op, uint32_t index) {
+    return (op->kind == OP_CONV_SILU && index == 3) || (op->kind == OP_DELTA_STEP && index == 9);
 }
 
 /* Expected number of distinct experts when each of T rows picks K of E, all choices equally likely. */
@@ -51,17 +63,18 @@ static uint64_t weight_operand_bytes(const struct op *op, const struct operand *
 }
 
 static void add_bytes(struct cost *cost, const struct op *op, uint32_t position) {
-    uint32_t rows = op_rows(op), weights = 0;
+    uint32_t rows = op_rows(op), matrices = 0;
     for (uint32_t i = 0; i < op->operand_count; i++) {
         const struct operand *view = &op->operands[i];
         uint64_t bytes = operand_bytes(view), row = dtype_row_bytes((enum dtype)view->dtype, view->columns);
         uint64_t times = (view->access & ACCESS_READ ? 1 : 0) + (view->access & ACCESS_WRITE ? 1 : 0);
         switch ((enum space)view->space) {
         case SPACE_WEIGHT:
-            cost->weight_bytes += weight_operand_bytes(op, view, weights++, rows);
+            cost->weight_bytes += is_norm(op, i) ? bytes : weight_operand_bytes(op, view, matrices++, rows);
             break;
         case SPACE_STATE:
-            cost->state_bytes += bytes * times;
+            cost->state_bytes +=
+                is_ring(op, i) ? row * (view->rows - 1 + least(rows, view->rows)) : bytes * times;
             break;
         case SPACE_KV:
             cost->kv_bytes +=
@@ -96,10 +109,14 @@ static uint64_t op_flops(const struct op *op, uint32_t position) {
     uint64_t gates = 8 * rows * c->value_heads;
     uint64_t scan = rows * (7 * values * c->key_size + 2 * values);
     uint64_t gated_norm = 8 * rows * values;
-    /* The first weight after the optional starts and order. */
-    const struct operand *weight = operands;
-    while (weight < operands + op->operand_count - 1 && weight->space != SPACE_WEIGHT)
-        weight++;
+    uint64_t convolution = rows * ((2 * keys + values) * (2 * c->taps + 4) + 3 * 2 * keys + keys);
+    /* The first matrix, after the norm and the optional starts and order. */
+    const struct operand *matrix = operands;
+    while (matrix < operands + op->operand_count - 1 &&
+           (matrix->space != SPACE_WEIGHT || is_norm(op, (uint32_t)(matrix - operands))))
+        matrix++;
+    if (c->normalise)
+        flops = 4 * elements;
     switch (op->kind) {
     case OP_EMBED:
     case OP_KV_WRITE:
@@ -110,11 +127,11 @@ static uint64_t op_flops(const struct op *op, uint32_t position) {
     case OP_HEAD_NORM:
         return 4 * elements;
     case OP_LINEAR:
-        for (uint32_t i = 1; i + 1 < op->operand_count; i += 2)
-            flops += product_flops(rows, &operands[i]) + (c->accumulate ? rows * operands[i].rows : 0);
+        for (; matrix + 1 < operands + op->operand_count; matrix += 2)
+            flops += product_flops(rows, matrix) + (c->accumulate ? rows * matrix->rows : 0);
         return flops;
     case OP_CONV_SILU:
-        return elements * (2 * c->taps + 4) + rows * (3 * 2 * keys + keys);
+        return convolution;
     case OP_DELTA_GATES:
         return gates;
     case OP_DELTA_SCAN:
@@ -123,6 +140,8 @@ static uint64_t op_flops(const struct op *op, uint32_t position) {
         return gated_norm;
     case OP_DELTA_TAIL:
         return gates + scan + gated_norm;
+    case OP_DELTA_STEP:
+        return convolution + gates + scan + gated_norm;
     case OP_ROPE:
         return 3 * (uint64_t)operands[1].rows * c->rotary_size;
     case OP_QK_PREP:
@@ -133,23 +152,23 @@ static uint64_t op_flops(const struct op *op, uint32_t position) {
         return c->heads * (seen * (4 * (uint64_t)c->head_size + 4) + rows * 4 * c->head_size);
     }
     case OP_ROUTER:
-        return product_flops(rows, &operands[1]) + product_flops(rows, &operands[2]) + 3 * rows * c->experts +
-               2 * pairs;
+        return flops + product_flops(rows, &matrix[0]) + product_flops(rows, &matrix[1]) +
+               3 * rows * c->experts + 2 * pairs;
     case OP_EXPERT_LINEAR:
-        return product_flops(pairs, weight) / c->experts;
+        return product_flops(pairs, matrix) / c->experts;
     case OP_SWIGLU:
         return 5 * elements;
     case OP_EXPERT_COMBINE:
         return 2 * (pairs + rows) * operands[1].columns;
     case OP_EXPERT_GATE_UP:
         for (int i = 0; i < 2; i++)
-            flops += product_flops(pairs, &weight[i]) / c->experts + product_flops(rows, &weight[2 + i]);
-        return flops + 5 * (pairs * weight[4].columns + rows * weight[5].columns);
+            flops += product_flops(pairs, &matrix[i]) / c->experts + product_flops(rows, &matrix[2 + i]);
+        return flops + 5 * (pairs * matrix[4].columns + rows * matrix[5].columns);
     case OP_EXPERT_DOWN:
-        return product_flops(pairs, &weight[0]) / c->experts + product_flops(rows, &weight[1]) +
-               2 * (pairs + rows) * weight[1].rows;
+        return product_flops(pairs, &matrix[0]) / c->experts + product_flops(rows, &matrix[1]) +
+               2 * (pairs + rows) * matrix[1].rows;
     case OP_HEAD:
-        return product_flops(rows, &operands[1]);
+        return flops + product_flops(rows, matrix);
     case OP_SAMPLE:
         /* Penalties, bias, softmax and its running sum. */
         return 8 * (uint64_t)operands[1].columns;

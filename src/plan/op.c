@@ -4,6 +4,10 @@ uint64_t operand_bytes(const struct operand *view) {
     return view->rows * dtype_row_bytes((enum dtype)view->dtype, view->columns);
 }
 
+bool op_normalises(enum op_kind kind) {
+    return kind == OP_LINEAR || kind == OP_ROUTER || kind == OP_EXPERT_GATE_UP || kind == OP_HEAD;
+}
+
 const char *op_name(enum op_kind kind) {
     static const char *const names[OP_KIND_COUNT] = {
         [OP_EMBED] = "embed",
@@ -14,6 +18,7 @@ const char *op_name(enum op_kind kind) {
         [OP_DELTA_SCAN] = "delta_scan",
         [OP_GATED_NORM] = "gated_norm",
         [OP_DELTA_TAIL] = "delta_tail",
+        [OP_DELTA_STEP] = "delta_step",
         [OP_HEAD_NORM] = "head_norm",
         [OP_ROPE] = "rope",
         [OP_KV_WRITE] = "kv_write",

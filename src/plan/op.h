@@ -7,7 +7,10 @@
  * Shapes below: T rows (tokens), H hidden size, V vocabulary, E experts, K experts a token, I expert width, S
  * shared expert width; delta layers: Hk key heads of Dk, Hv value heads of Dv, C = 2*Hk*Dk + Hv*Dv channels,
  * W taps; attention: N query heads, G KV heads, D head size, L context limit. Activations are float32.
- * Operands are listed in order; r reads, w writes. */
+ * Operands are listed in order; r reads, w writes.
+ *
+ * LINEAR, ROUTER, EXPERT_GATE_UP and HEAD may have constants.normalise: then weight[H] r of a norm comes
+ * right after x, and what is x in the formula is rms_norm(x) * weight. */
 #ifndef CALLA_PLAN_OP_H
 #define CALLA_PLAN_OP_H
 
@@ -66,9 +69,11 @@ enum op_kind {
     /* x[T,in] r, then matrix_count times (W[out,in] r, y[T,out] w): y = x W^T; with accumulate y += x W^T (y
        is rw) */
     OP_LINEAR,
-    /* x[T,C] r, taps[C,W] r, state[W-1,C] rw (oldest row first), q[T,Hk*Dk] w, k[T,Hk*Dk] w, v[T,Hv*Dv] w:
-     * causal depthwise convolution over time, SiLU, split; q and k l2-normalised per head
-     * (x / sqrt(sum(x^2) + epsilon)), q also scaled by Dk^-0.5 */
+    /* record r, x[T,C] r, taps[C,W] r, state[W,C] rw, q[T,Hk*Dk] w, k[T,Hk*Dk] w, v[T,Hv*Dv] w: causal
+     * depthwise convolution over time, SiLU, split; q and k l2-normalised per head
+     * (x / sqrt(sum(x^2) + l2_epsilon)), q also scaled by Dk^-0.5. The state is a ring: row p % W is x of
+     * position p. Rows position - W + 1 .. position - 1 are read (those before position 0 are zeros, as the
+     * state is then), the last min(T, W) rows of x are written: with T = 1 into a row that is not read. */
     OP_CONV_SILU,
     /* a[T,Hv] r, b[T,Hv] r, A_log[Hv] r, dt_bias[Hv] r, decay[T,Hv] w, beta[T,Hv] w:
      * decay = exp(-exp(A_log) softplus(a + dt_bias)), beta = sigmoid(b) */
@@ -81,6 +86,10 @@ enum op_kind {
     /* Fusion of DELTA_GATES, DELTA_SCAN and GATED_NORM: a r, b r, A_log r, dt_bias r, q r, k r, v r, z r,
      * weight r, state rw, y w */
     OP_DELTA_TAIL,
+    /* Fusion of CONV_SILU and DELTA_TAIL for T = 1: record r, qkv[1,C] r, a[1,Hv] r, b[1,Hv] r, taps[C,W] r,
+     * A_log[Hv] r, dt_bias[Hv] r, z[1,Hv*Dv] r, weight[Dv] r, conv state[W,C] rw, state[Hv*Dv,Dk] rw,
+     * y[1,Hv*Dv] w */
+    OP_DELTA_STEP,
     /* x[T*heads,D] r (strided), weight[D] r, y[T*heads,D] w: rms_norm of each row */
     OP_HEAD_NORM,
     /* record r, x[T*heads,D] rw (constants.heads is the heads of x, query or key): rotates dimensions (j, j +
@@ -132,7 +141,10 @@ struct op_constants {
     uint32_t experts, experts_per_token;                         /* E, K */
     uint32_t matrix_count;                                       /* OP_LINEAR */
     bool accumulate;                                             /* OP_LINEAR */
-    float epsilon, rope_theta;
+    bool normalise;                                              /* the norm's weight follows x */
+    float epsilon;                                               /* of rms_norm and gated_norm */
+    float l2_epsilon;                                            /* of q and k of the delta layers */
+    float rope_theta;
 };
 
 #define OP_MAX_OPERANDS 12
@@ -148,6 +160,9 @@ struct op {
 
 /* Bytes of the elements of a view, the scales and offsets of affine weights included, gaps not. */
 uint64_t operand_bytes(const struct operand *view);
+
+/* Whether ops of this kind may have constants.normalise. */
+bool op_normalises(enum op_kind kind);
 
 const char *op_name(enum op_kind kind);
 const char *space_name(enum space space);

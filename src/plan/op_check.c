@@ -78,11 +78,18 @@ static void matrix(struct check *check, const char *name, uint64_t rows, uint64_
     operand(check, name, rows, columns, MATRIX, R);
 }
 
+/* x, and the weight of its norm where the op normalises. */
+static void input(struct check *check, uint64_t rows, uint64_t columns) {
+    operand(check, "x", rows, columns, FLOATS, R);
+    if (check->op->constants.normalise)
+        operand(check, "norm", 1, columns, VECTOR, R);
+}
+
 static void check_linear(struct check *check) {
     const struct op *op = check->op;
     uint64_t rows = rows_of(op, 0), in = columns_of(op, 0);
     require(check, op->constants.matrix_count > 0, "matrix_count is 0");
-    operand(check, "x", rows, in, FLOATS, R);
+    input(check, rows, in);
     for (uint32_t i = 0; i < op->constants.matrix_count && !check->failed; i++) {
         uint64_t out = rows_of(op, check->next);
         matrix(check, "W", out, in);
@@ -90,15 +97,21 @@ static void check_linear(struct check *check) {
     }
 }
 
+static void conv_sizes(struct check *check) {
+    const struct op_constants *c = &check->op->constants;
+    require(check, c->taps > 1 && c->key_size > 0 && c->value_size > 0, "taps or head sizes are too small");
+}
+
 static void check_conv_silu(struct check *check) {
     const struct op_constants *c = &check->op->constants;
-    uint64_t rows = rows_of(check->op, 0);
+    uint64_t rows = rows_of(check->op, 1);
     uint64_t keys = (uint64_t)c->key_heads * c->key_size, values = (uint64_t)c->value_heads * c->value_size;
     uint64_t channels = 2 * keys + values;
-    require(check, c->taps > 1 && c->key_size > 0 && c->value_size > 0, "taps or head sizes are too small");
+    conv_sizes(check);
+    record(check, R);
     operand(check, "x", rows, channels, FLOATS, R);
     operand(check, "taps", channels, c->taps, VECTOR, R);
-    operand(check, "state", c->taps - 1, channels, FLOATS, RW);
+    operand(check, "state", c->taps, channels, FLOATS, RW);
     operand(check, "q", rows, keys, FLOATS, W);
     operand(check, "k", rows, keys, FLOATS, W);
     operand(check, "v", rows, values, FLOATS, W);
@@ -163,6 +176,27 @@ static void check_delta_tail(struct check *check) {
     operand(check, "weight", 1, c->value_size, VECTOR, R);
     operand(check, "state", values, c->key_size, FLOATS, RW);
     operand(check, "y", rows, values, FLOATS, W);
+}
+
+static void check_delta_step(struct check *check) {
+    const struct op_constants *c = &check->op->constants;
+    conv_sizes(check);
+    if (!delta_heads(check))
+        return;
+    uint64_t keys = (uint64_t)c->key_heads * c->key_size, values = (uint64_t)c->value_heads * c->value_size;
+    uint64_t channels = 2 * keys + values;
+    record(check, R);
+    operand(check, "qkv", 1, channels, FLOATS, R);
+    operand(check, "a", 1, c->value_heads, FLOATS, R);
+    operand(check, "b", 1, c->value_heads, FLOATS, R);
+    operand(check, "taps", channels, c->taps, VECTOR, R);
+    operand(check, "A_log", 1, c->value_heads, VECTOR, R);
+    operand(check, "dt_bias", 1, c->value_heads, VECTOR, R);
+    operand(check, "z", 1, values, FLOATS, R);
+    operand(check, "weight", 1, c->value_size, VECTOR, R);
+    operand(check, "conv state", c->taps, channels, FLOATS, RW);
+    operand(check, "state", values, c->key_size, FLOATS, RW);
+    operand(check, "y", 1, values, FLOATS, W);
 }
 
 static void check_rope(struct check *check) {
@@ -235,7 +269,7 @@ static void check_router(struct check *check) {
     uint64_t rows = rows_of(check->op, 0), hidden = columns_of(check->op, 0);
     if (!expert_counts(check))
         return;
-    operand(check, "x", rows, hidden, FLOATS, R);
+    input(check, rows, hidden);
     matrix(check, "router", c->experts, hidden);
     matrix(check, "shared_gate", 1, hidden);
     operand(check, "ids", rows, c->experts_per_token, IDS, W);
@@ -252,7 +286,7 @@ static void check_expert_sort(struct check *check) {
     operand(check, "order", 1, rows * c->experts_per_token, IDS, W);
 }
 
-/* The ids, and where the op has them (it has `sorted` operands then) starts and order. */
+/* Where the op has them (it has `sorted` operands then) starts and order. */
 static void expert_order(struct check *check, uint64_t rows, uint32_t sorted) {
     const struct op_constants *c = &check->op->constants;
     if (check->op->operand_count == sorted) {
@@ -289,17 +323,17 @@ static void check_expert_combine(struct check *check) {
 
 static void check_expert_gate_up(struct check *check) {
     const struct op_constants *c = &check->op->constants;
-    uint32_t count = check->op->operand_count;
+    uint32_t count = check->op->operand_count, sorted = c->normalise ? 11 : 10;
     if (!expert_counts(check))
         return;
-    require(check, count == 8 || count == 10, "operands are missing");
+    require(check, count == sorted - 2 || count == sorted, "operands are missing");
     if (check->failed)
         return;
     uint64_t rows = rows_of(check->op, 0), hidden = columns_of(check->op, 0);
     uint64_t width = columns_of(check->op, count - 2), shared = columns_of(check->op, count - 1);
-    operand(check, "x", rows, hidden, FLOATS, R);
+    input(check, rows, hidden);
     operand(check, "ids", rows, c->experts_per_token, IDS, R);
-    expert_order(check, rows, 10);
+    expert_order(check, rows, sorted);
     matrix(check, "gate", c->experts * width, hidden);
     matrix(check, "up", c->experts * width, hidden);
     matrix(check, "shared_gate", shared, hidden);
@@ -328,6 +362,15 @@ static void check_expert_down(struct check *check) {
     operand(check, "y", rows, hidden, FLOATS, RW);
 }
 
+static void check_head(struct check *check) {
+    const struct op *op = check->op;
+    uint64_t rows = rows_of(op, 0), hidden = columns_of(op, 0);
+    uint64_t vocabulary = rows_of(op, op->constants.normalise ? 2 : 1);
+    input(check, rows, hidden);
+    matrix(check, "head", vocabulary, hidden);
+    operand(check, "logits", rows, vocabulary, FLOATS, W);
+}
+
 static void check_sample(struct check *check) {
     uint64_t vocabulary = columns_of(check->op, 1);
     record(check, RW);
@@ -341,6 +384,7 @@ bool op_check(const struct op *op, struct calla_error *error) {
     struct check check = {.op = op, .error = error};
     uint64_t rows = rows_of(op, 0), columns = columns_of(op, 0);
     require(&check, op->operand_count <= OP_MAX_OPERANDS, "it has too many operands");
+    require(&check, !op->constants.normalise || op_normalises(op->kind), "it cannot normalise its input");
     switch (op->kind) {
     case OP_EMBED:
         operand(&check, "tokens", 1, columns, IDS, R);
@@ -370,6 +414,9 @@ bool op_check(const struct op *op, struct calla_error *error) {
         break;
     case OP_DELTA_TAIL:
         check_delta_tail(&check);
+        break;
+    case OP_DELTA_STEP:
+        check_delta_step(&check);
         break;
     case OP_ROPE:
         check_rope(&check);
@@ -407,9 +454,7 @@ bool op_check(const struct op *op, struct calla_error *error) {
         check_expert_down(&check);
         break;
     case OP_HEAD:
-        operand(&check, "x", rows, columns, FLOATS, R);
-        matrix(&check, "head", rows_of(op, 1), columns);
-        operand(&check, "logits", rows, rows_of(op, 1), FLOATS, W);
+        check_head(&check);
         break;
     case OP_SAMPLE:
         check_sample(&check);

@@ -70,7 +70,9 @@ static const struct choice choices[] = {
     {FIELD(fuse_expert_down), .kind = CHOICE_SWITCH, .backends = EVERY},
     {FIELD(fuse_qk_prep), .kind = CHOICE_SWITCH, .backends = EVERY},
     {FIELD(fuse_delta_norm), .kind = CHOICE_SWITCH, .backends = EVERY},
+    {FIELD(fuse_delta_conv), .kind = CHOICE_SWITCH, .backends = EVERY},
     {FIELD(fuse_projections), .kind = CHOICE_SWITCH, .backends = EVERY},
+    {FIELD(fuse_norm), .kind = CHOICE_SWITCH, .backends = EVERY},
     {FIELD(kv_coalesced), .kind = CHOICE_SWITCH, .backends = GPU},
     {FIELD(gqa_pack), .kind = CHOICE_NUMBER, .backends = GPU, .least = 1, .most = 4, .power_of_two = true},
     {FIELD(attention_split), .kind = CHOICE_NUMBER, .backends = GPU, .least = 0, .most = 1u << 30,
@@ -108,7 +110,9 @@ void policy_defaults(struct policy *policy, const char *backend) {
     policy->fuse_expert_down = true;
     policy->fuse_qk_prep = true;
     policy->fuse_delta_norm = true;
+    policy->fuse_delta_conv = true;
     policy->fuse_projections = true;
+    policy->fuse_norm = true;
     if (bit == CPU)
         return;
     policy->dequant_in_gemm = true;

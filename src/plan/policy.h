@@ -31,7 +31,9 @@ struct policy {
     bool token_on_device;
     bool concurrent;
     bool fuse_expert_gate_up, fuse_expert_down, fuse_qk_prep, fuse_delta_norm;
+    bool fuse_delta_conv;  /* with fuse_delta_norm, which it goes on from */
     bool fuse_projections; /* projections of one input as one op */
+    bool fuse_norm;        /* norms within the ops that read them */
     bool kv_coalesced;
     uint32_t gqa_pack;        /* query heads that share one read of a KV row */
     uint32_t attention_split; /* context length from which attention works in fixed blocks */

@@ -28,7 +28,8 @@ static void set_constants(struct op *op, const struct shape *s) {
     op->constants.key_size = s->key_size;
     op->constants.value_size = s->value_size;
     op->constants.taps = s->taps;
-    op->constants.epsilon = 1e-6f;
+    op->constants.epsilon = 1e-5f;
+    op->constants.l2_epsilon = 1e-6f;
 }
 
 static double sigmoid_of(double x) {
@@ -36,19 +37,34 @@ static double sigmoid_of(double x) {
 }
 
 struct conv {
-    struct operand x, taps, state, q, k, v;
+    struct operand x, taps, ring, q, k, v;
 };
 
 static struct conv conv_open(struct bench *bench, const struct shape *s, enum dtype dtype) {
     uint32_t keys = s->key_heads * s->key_size, values = s->value_heads * s->value_size;
     struct conv conv = {.x = bench_input(bench, s->rows, 2 * keys + values, 1),
                         .taps = bench_weight(bench, dtype, 2 * keys + values, s->taps, 0.5f, 0),
-                        .state = bench_input(bench, s->taps - 1, 2 * keys + values, 1),
+                        .ring = bench_input(bench, s->taps, 2 * keys + values, 1),
                         .q = bench_output(bench, s->rows, keys),
                         .k = bench_output(bench, s->rows, keys),
                         .v = bench_output(bench, s->rows, values)};
-    conv.state.access = ACCESS_READ | ACCESS_WRITE;
+    conv.ring.access = ACCESS_READ | ACCESS_WRITE;
     return conv;
+}
+
+static void add_conv(struct bench *bench, const struct shape *s, const struct conv *c) {
+    struct operand operands[] = {bench_record(ACCESS_READ), c->x, c->taps, c->ring, c->q, c->k, c->v};
+    set_constants(bench_op(bench, OP_CONV_SILU, operands, 7), s);
+}
+
+/* Row t of a view. */
+static struct operand row_of(struct operand view, uint32_t t) {
+    return strided(view, 1, view.columns, view.columns, t * view.columns);
+}
+
+static struct conv conv_of_row(const struct conv *conv, uint32_t t) {
+    return (struct conv){row_of(conv->x, t), conv->taps,         conv->ring,
+                         row_of(conv->q, t), row_of(conv->k, t), row_of(conv->v, t)};
 }
 
 /* Silu of the convolution of channel c at row t, from the inputs laid end to end: history, then x. */
@@ -67,15 +83,17 @@ static void conv_silu_of_shapes(void **state) {
         struct bench bench;
         bench_open(&bench, i + 1);
         uint32_t keys = s->key_heads * s->key_size, values = s->value_heads * s->value_size;
-        uint32_t channels = 2 * keys + values, history = s->taps - 1;
+        uint32_t channels = 2 * keys + values, history = s->taps - 1, position = s->taps + (uint32_t)i;
         struct conv conv = conv_open(&bench, s, i % 2 == 0 ? DTYPE_BF16 : DTYPE_F32);
+        bench.record.position = position;
         float *inputs = calloc((size_t)(s->rows + history) * channels, sizeof *inputs);
         assert_non_null(inputs);
-        memcpy(inputs, bench_floats(&bench, conv.state), (size_t)history * channels * 4);
+        for (uint32_t j = 0; j < history; j++)
+            memcpy(inputs + j * channels,
+                   bench_floats(&bench, conv.ring) + (position - history + j) % s->taps * channels,
+                   channels * sizeof *inputs);
         memcpy(inputs + history * channels, bench_floats(&bench, conv.x), (size_t)s->rows * channels * 4);
-        set_constants(bench_op(&bench, OP_CONV_SILU,
-                               (struct operand[]){conv.x, conv.taps, conv.state, conv.q, conv.k, conv.v}, 6),
-                      s);
+        add_conv(&bench, s, &conv);
         bench_run(&bench);
         const float *taps = bench_values(&bench, conv.taps);
         for (uint32_t t = 0; t < s->rows; t++) {
@@ -98,8 +116,10 @@ static void conv_silu_of_shapes(void **state) {
                 assert_near(bench_floats(&bench, conv.v)[t * values + c],
                             convolved(inputs, taps, s, channels, t, 2 * keys + c), 1e-5);
         }
-        assert_memory_equal(bench_floats(&bench, conv.state), inputs + s->rows * channels,
-                            (size_t)history * channels * 4);
+        for (uint32_t j = 0; j < s->taps; j++) /* the last W of history and x */
+            assert_memory_equal(bench_floats(&bench, conv.ring) +
+                                    (position + s->rows - s->taps + j) % s->taps * channels,
+                                inputs + (s->rows - 1 + j) * channels, channels * sizeof *inputs);
         free(inputs);
         bench_close(&bench);
     }
@@ -114,17 +134,16 @@ static void conv_silu_token_by_token(void **state) {
         bench_open(&chunk, i + 50);
         bench_open(&single, i + 50);
         struct conv a = conv_open(&chunk, s, DTYPE_BF16), b = conv_open(&single, s, DTYPE_BF16);
-        set_constants(
-            bench_op(&chunk, OP_CONV_SILU, (struct operand[]){a.x, a.taps, a.state, a.q, a.k, a.v}, 6), s);
-        for (uint32_t t = 0; t < s->rows; t++) {
-            struct operand rows[] = {b.x, b.taps, b.state, b.q, b.k, b.v};
-            for (uint32_t j = 0; j < 6; j++)
-                if (j != 1 && j != 2)
-                    rows[j] = strided(rows[j], 1, rows[j].columns, rows[j].columns, t * rows[j].columns);
-            set_constants(bench_op(&single, OP_CONV_SILU, rows, 6), s);
-        }
+        add_conv(&chunk, s, &a);
+        chunk.record.position = (uint32_t)i;
         bench_run(&chunk);
-        bench_run(&single);
+        for (uint32_t t = 0; t < s->rows; t++) {
+            struct conv row = conv_of_row(&b, t);
+            add_conv(&single, s, &row);
+            single.record.position = (uint32_t)i + t;
+            bench_run(&single);
+            plan_free(&single.plan);
+        }
         for (uint32_t j = 0; j < chunk.buffer_count; j++)
             assert_memory_equal(chunk.data[j], single.data[j], buffer_shape_bytes(&chunk.shapes[j]));
         bench_close(&chunk);
@@ -318,7 +337,7 @@ static void gated_norm_of_heads(void **state) {
         for (uint32_t j = 0; j < 24; j++)
             squares += (double)head[j] * head[j];
         assert_near(bench_floats(&bench, y)[i],
-                    head[i % 24] / sqrt(squares / 24 + 1e-6) * bench_values(&bench, weight)[i % 24] * gate *
+                    head[i % 24] / sqrt(squares / 24 + 1e-5) * bench_values(&bench, weight)[i % 24] * gate *
                         sigmoid_of(gate),
                     1e-5);
     }
@@ -382,12 +401,77 @@ static void delta_tail_equals_its_parts(void **state) {
     }
 }
 
+/* The fusion of a step has the bits of the ops that it replaces, all around the ring. */
+static void delta_step_equals_its_parts(void **state) {
+    (void)state;
+    for (size_t i = 0; i < SHAPES; i++) {
+        const struct shape *s = &shapes[i];
+        uint32_t heads = s->value_heads, values = heads * s->value_size;
+        struct bench benches[2];
+        for (uint32_t fused = 0; fused < 2; fused++) {
+            struct bench *bench = &benches[fused];
+            bench_open(bench, i + 400);
+            struct conv conv = conv_open(bench, s, i % 2 == 0 ? DTYPE_BF16 : DTYPE_F32);
+            struct operand scan_state = bench_input(bench, values, s->key_size, 0.3f);
+            scan_state.access = ACCESS_READ | ACCESS_WRITE;
+            struct operand a = bench_input(bench, s->rows, heads, 2);
+            struct operand b = bench_input(bench, s->rows, heads, 2);
+            struct operand z = bench_input(bench, s->rows, values, 1);
+            struct operand y = bench_output(bench, s->rows, values);
+            struct operand A_log = bench_weight(bench, DTYPE_BF16, 1, heads, 1, 0);
+            struct operand dt_bias = bench_weight(bench, DTYPE_F32, 1, heads, 1, 0);
+            struct operand weight = bench_weight(bench, DTYPE_BF16, 1, s->value_size, 0.1f, 1);
+            for (uint32_t t = 0; t < s->rows; t++) {
+                struct conv row = conv_of_row(&conv, t);
+                bench->record.position = (uint32_t)i + t;
+                if (fused) {
+                    struct operand operands[] = {bench_record(ACCESS_READ),
+                                                 row.x,
+                                                 row_of(a, t),
+                                                 row_of(b, t),
+                                                 conv.taps,
+                                                 A_log,
+                                                 dt_bias,
+                                                 row_of(z, t),
+                                                 weight,
+                                                 conv.ring,
+                                                 scan_state,
+                                                 row_of(y, t)};
+                    set_constants(bench_op(bench, OP_DELTA_STEP, operands, 12), s);
+                } else {
+                    add_conv(bench, s, &row);
+                    struct operand operands[] = {row_of(a, t),
+                                                 row_of(b, t),
+                                                 A_log,
+                                                 dt_bias,
+                                                 with_access(row.q, ACCESS_READ),
+                                                 with_access(row.k, ACCESS_READ),
+                                                 with_access(row.v, ACCESS_READ),
+                                                 row_of(z, t),
+                                                 weight,
+                                                 scan_state,
+                                                 row_of(y, t)};
+                    set_constants(bench_op(bench, OP_DELTA_TAIL, operands, 11), s);
+                }
+                bench_run(bench);
+                plan_free(&bench->plan);
+            }
+        }
+        for (uint32_t j = 0; j < benches[0].buffer_count; j++)
+            if (j < 2 || j > 4) /* q, k and v are the parts' own */
+                assert_memory_equal(benches[0].data[j], benches[1].data[j],
+                                    buffer_shape_bytes(&benches[0].shapes[j]));
+        bench_close(&benches[0]);
+        bench_close(&benches[1]);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(conv_silu_of_shapes),         cmocka_unit_test(conv_silu_token_by_token),
         cmocka_unit_test(delta_gates_of_extremes),     cmocka_unit_test(delta_scan_equals_block_form),
         cmocka_unit_test(a_nan_stays_in_its_row),      cmocka_unit_test(gated_norm_of_heads),
-        cmocka_unit_test(delta_tail_equals_its_parts),
+        cmocka_unit_test(delta_tail_equals_its_parts), cmocka_unit_test(delta_step_equals_its_parts),
     };
     return BENCH_RUN_TESTS(tests);
 }

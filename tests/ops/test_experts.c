@@ -333,11 +333,74 @@ static void rows_at_once_equal_single_rows(void **state) {
     bench_close(&single);
 }
 
+/* The router and the gate and up products, normalising their input, have the bits of rms_norm before them. */
+static void norms_within_products(void **state) {
+    (void)state;
+    for (size_t i = 0; i < 2 * SHAPES; i++) {
+        const struct shape *s = &shapes[i / 2];
+        enum dtype router_type = i % 2 == 0 ? DTYPE_AFFINE8 : DTYPE_AFFINE4;
+        struct bench benches[2];
+        struct block blocks[2];
+        struct operand ids, scores;
+        for (uint32_t fused = 0; fused < 2; fused++) {
+            struct bench *bench = &benches[fused];
+            bench_open(bench, i + 80);
+            struct block *b = &blocks[fused];
+            *b = block_open(bench, s);
+            struct operand norm = bench_weight(bench, DTYPE_BF16, 1, s->hidden, 0.1f, 1);
+            struct operand router = bench_weight(bench, router_type, s->experts, s->hidden, 0.2f, 0);
+            struct operand gate = bench_weight(bench, DTYPE_AFFINE8, 1, s->hidden, 0.2f, 0);
+            struct operand normed = bench_output(bench, s->rows, s->hidden), input = b->x;
+            struct operand starts = bench_buffer(bench, DTYPE_I32, 1, s->experts + 1, ACCESS_WRITE);
+            struct operand order = bench_buffer(bench, DTYPE_I32, 1, s->rows * s->chosen, ACCESS_WRITE);
+            ids = bench_buffer(bench, DTYPE_I32, s->rows, s->chosen, ACCESS_WRITE);
+            scores = bench_output(bench, s->rows, s->chosen + 1);
+            set_constants(bench_op(bench, OP_EXPERT_SORT, (struct operand[]){b->ids, starts, order}, 3), s);
+            if (!fused) {
+                bench_op(bench, OP_RMS_NORM, (struct operand[]){b->x, norm, normed}, 3)->constants.epsilon =
+                    1e-6f;
+                input = with_access(normed, ACCESS_READ);
+            }
+            struct operand list[11] = {input, norm};
+            uint32_t count = append(list, 1 + fused, router);
+            count = append(list, count, gate);
+            count = append(list, count, ids);
+            count = append(list, count, scores);
+            struct op *op = bench_op(bench, OP_ROUTER, list, count);
+            set_constants(op, s);
+            op->constants.normalise = fused;
+            op->constants.epsilon = 1e-6f;
+            count = append(list, 1 + fused, b->ids);
+            if (s->rows > 1) {
+                count = append(list, count, with_access(starts, ACCESS_READ));
+                count = append(list, count, with_access(order, ACCESS_READ));
+            }
+            const struct operand rest[] = {b->gate,      b->up,     b->shared_gate,
+                                           b->shared_up, b->routed, b->shared};
+            for (int j = 0; j < 6; j++)
+                count = append(list, count, rest[j]);
+            op = bench_op(bench, OP_EXPERT_GATE_UP, list, count);
+            set_constants(op, s);
+            op->constants.normalise = fused;
+            op->constants.epsilon = 1e-6f;
+            bench_run(bench);
+        }
+        const struct operand results[] = {ids, scores, blocks[0].routed, blocks[0].shared};
+        for (int j = 0; j < 4; j++)
+            assert_memory_equal(benches[0].data[results[j].buffer], benches[1].data[results[j].buffer],
+                                buffer_shape_bytes(&benches[0].shapes[results[j].buffer]));
+        for (int j = 0; j < 2; j++) {
+            free(blocks[j].before);
+            bench_close(&benches[j]);
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(router_chooses_the_largest),     cmocka_unit_test(router_of_ties_and_nan),
         cmocka_unit_test(expert_sort_is_stable),          cmocka_unit_test(blocks_of_every_make),
-        cmocka_unit_test(rows_at_once_equal_single_rows),
+        cmocka_unit_test(rows_at_once_equal_single_rows), cmocka_unit_test(norms_within_products),
     };
     return BENCH_RUN_TESTS(tests);
 }

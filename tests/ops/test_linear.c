@@ -152,11 +152,54 @@ static void rms_norm_of_rows(void **state) {
     }
 }
 
+/* An op that normalises its input has the bits of rms_norm before it. */
+static void norms_within_products(void **state) {
+    (void)state;
+    enum { IN = 192, OUT = 37, ROWS = 3 };
+    for (uint32_t type = 0; type < 5; type++) {
+        struct bench benches[2];
+        struct operand outputs[3];
+        for (uint32_t fused = 0; fused < 2; fused++) {
+            struct bench *bench = &benches[fused];
+            bench_open(bench, 60 + type);
+            struct operand all = bench_input(bench, ROWS, IN + 8, 2);
+            struct operand x = strided(all, ROWS, IN, IN + 8, 5), input = x;
+            struct operand norm = bench_weight(bench, matrix_types[type % 3], 1, IN, 0.1f, 1);
+            struct operand a = bench_weight(bench, matrix_types[type], OUT, IN, 0.1f, 0);
+            struct operand b = bench_weight(bench, matrix_types[4 - type], 5, IN, 0.1f, 0);
+            struct operand normed = bench_output(bench, ROWS, IN);
+            outputs[0] = bench_output(bench, ROWS, OUT);
+            outputs[1] = bench_output(bench, ROWS, 5);
+            outputs[2] = bench_output(bench, ROWS, OUT);
+            if (!fused) {
+                bench_op(bench, OP_RMS_NORM, (struct operand[]){x, norm, normed}, 3)->constants.epsilon =
+                    1e-6f;
+                input = with_access(normed, ACCESS_READ);
+            }
+            struct operand linear[6] = {input, norm}, head[4] = {input, norm};
+            const struct operand rest[] = {a, outputs[0], b, outputs[1]};
+            memcpy(linear + 1 + fused, rest, sizeof rest);
+            memcpy(head + 1 + fused, (struct operand[]){a, outputs[2]}, 2 * sizeof *head);
+            struct op *op = bench_op(bench, OP_LINEAR, linear, 5 + fused);
+            op->constants = (struct op_constants){.matrix_count = 2, .normalise = fused, .epsilon = 1e-6f};
+            op = bench_op(bench, OP_HEAD, head, 3 + fused);
+            op->constants = (struct op_constants){.normalise = fused, .epsilon = 1e-6f};
+            bench_run(bench);
+        }
+        for (int i = 0; i < 3; i++)
+            assert_memory_equal(bench_floats(&benches[0], outputs[i]), bench_floats(&benches[1], outputs[i]),
+                                (size_t)ROWS * outputs[i].columns * 4);
+        bench_close(&benches[0]);
+        bench_close(&benches[1]);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(linear_of_every_type),    cmocka_unit_test(linear_accumulates),
         cmocka_unit_test(linear_of_strided_views), cmocka_unit_test(rows_at_once_equal_single_rows),
         cmocka_unit_test(embed_reads_rows),        cmocka_unit_test(rms_norm_of_rows),
+        cmocka_unit_test(norms_within_products),
     };
     return BENCH_RUN_TESTS(tests);
 }

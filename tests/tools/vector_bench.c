@@ -130,7 +130,8 @@ static void fill(struct measured *measured, enum op_kind kind, const char *name,
                                                  .heads = HEADS,
                                                  .experts = EXPERTS,
                                                  .experts_per_token = CHOSEN,
-                                                 .epsilon = 1e-6f};
+                                                 .epsilon = 1e-6f,
+                                                 .l2_epsilon = 1e-6f};
         op->op.operand_count = (uint32_t)(views(op->views) - op->views);
     }
 }
@@ -150,9 +151,10 @@ static struct view *rms(struct view *next) {
 }
 
 static struct view *conv(struct view *next) {
+    *next++ = record(0, 0, 1);
     *next++ = floats(tokens, CHANNELS, -3, 3);
     *next++ = weight(CHANNELS, TAPS);
-    *next++ = floats(TAPS - 1, CHANNELS, -3, 3);
+    *next++ = floats(TAPS, CHANNELS, -3, 3);
     *next++ = floats(tokens, KEYS, 0, 0);
     *next++ = floats(tokens, KEYS, 0, 0);
     *next++ = floats(tokens, VALUES, 0, 0);
@@ -200,6 +202,22 @@ static struct view *tail(struct view *next) {
     *next++ = weight(1, SIZE);
     *next++ = floats(VALUES, SIZE, -0.3f, 0.3f);
     *next++ = floats(tokens, VALUES, 0, 0);
+    return next;
+}
+
+static struct view *step(struct view *next) {
+    *next++ = record(0, 0, 1);
+    *next++ = floats(1, CHANNELS, -3, 3);
+    *next++ = floats(1, VALUE_HEADS, -3, 3);
+    *next++ = floats(1, VALUE_HEADS, -3, 3);
+    *next++ = weight(CHANNELS, TAPS);
+    *next++ = weight(1, VALUE_HEADS);
+    *next++ = weight(1, VALUE_HEADS);
+    *next++ = floats(1, VALUES, -5, 5);
+    *next++ = weight(1, SIZE);
+    *next++ = floats(TAPS, CHANNELS, -3, 3);
+    *next++ = floats(VALUES, SIZE, -0.3f, 0.3f);
+    *next++ = floats(1, VALUES, 0, 0);
     return next;
 }
 
@@ -329,6 +347,7 @@ int main(int argc, char **argv) {
     fill(next++, OP_SWIGLU, "swiglu", expert_sets, activation);
     fill(next++, OP_EXPERT_COMBINE, "expert_combine", expert_sets, combine);
     if (tokens == 1) {
+        fill(next++, OP_DELTA_STEP, "delta_step", sets, step);
         fill(next++, OP_SAMPLE, "sample, greedy", 1, greedy);
         fill(next++, OP_SAMPLE, "sample, top-k 20, top-p 0.95", 1, top_k);
         fill(next++, OP_SAMPLE, "sample, temperature 0.7, top-p 0.9", 1, top_p);

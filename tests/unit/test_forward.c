@@ -31,6 +31,12 @@ static uint32_t expected_shapes(const struct model_fixture *model, const struct 
     uint32_t n = 0;
 #define ADD(access, space, rows, columns)                                                                    \
     (shapes[n++] = (struct shape){access, SPACE_##space, (uint64_t)(rows), (uint64_t)(columns)})
+    /* The weight of the norm, where the op normalises what comes before. */
+#define ADD_NORM()                                                                                           \
+    do {                                                                                                     \
+        if (op->constants.normalise)                                                                         \
+            ADD('r', WEIGHT, 1, H);                                                                          \
+    } while (0)
     switch (op->kind) {
     case OP_EMBED:
         ADD('r', STEP, 1, T), ADD('r', WEIGHT, V, H), ADD('w', SCRATCH, T, H);
@@ -40,14 +46,15 @@ static uint32_t expected_shapes(const struct model_fixture *model, const struct 
         break;
     case OP_LINEAR:
         ADD('r', SCRATCH, T, op->operands[1].columns);
+        ADD_NORM();
         for (uint32_t m = 0; m < op->constants.matrix_count && n + 2 <= OP_MAX_OPERANDS; m++) {
-            const struct weight *weight = &model->table.weights[op->operands[1 + 2 * m].buffer];
+            const struct weight *weight = &model->table.weights[op->operands[n].buffer];
             ADD('r', WEIGHT, weight->rows, weight->columns);
             ADD(op->constants.accumulate ? 'b' : 'w', SCRATCH, T, weight->rows);
         }
         break;
     case OP_CONV_SILU:
-        ADD('r', SCRATCH, T, C), ADD('r', WEIGHT, C, W), ADD('b', STATE, W - 1, C);
+        ADD('r', STEP, 1, record), ADD('r', SCRATCH, T, C), ADD('r', WEIGHT, C, W), ADD('b', STATE, W, C);
         ADD('w', SCRATCH, T, Hk * Dk), ADD('w', SCRATCH, T, Hk * Dk), ADD('w', SCRATCH, T, Hv * Dv);
         break;
     case OP_DELTA_GATES:
@@ -69,6 +76,13 @@ static uint32_t expected_shapes(const struct model_fixture *model, const struct 
         ADD('r', SCRATCH, T, Hk * Dk), ADD('r', SCRATCH, T, Hk * Dk), ADD('r', SCRATCH, T, Hv * Dv);
         ADD('r', SCRATCH, T, Hv * Dv), ADD('r', WEIGHT, 1, Dv), ADD('b', STATE, Hv * Dv, Dk);
         ADD('w', SCRATCH, T, Hv * Dv);
+        break;
+    case OP_DELTA_STEP:
+        assert_int_equal(T, 1);
+        ADD('r', STEP, 1, record), ADD('r', SCRATCH, 1, C), ADD('r', SCRATCH, 1, Hv);
+        ADD('r', SCRATCH, 1, Hv), ADD('r', WEIGHT, C, W), ADD('r', WEIGHT, 1, Hv), ADD('r', WEIGHT, 1, Hv);
+        ADD('r', SCRATCH, 1, Hv * Dv), ADD('r', WEIGHT, 1, Dv), ADD('b', STATE, W, C);
+        ADD('b', STATE, Hv * Dv, Dk), ADD('w', SCRATCH, 1, Hv * Dv);
         break;
     case OP_HEAD_NORM: {
         uint32_t heads = op->operands[0].rows / T;
@@ -94,7 +108,9 @@ static uint32_t expected_shapes(const struct model_fixture *model, const struct 
         ADD('r', KV, L, G * D), ADD('r', KV, L, G * D), ADD('w', SCRATCH, T * N, D);
         break;
     case OP_ROUTER:
-        ADD('r', SCRATCH, T, H), ADD('r', WEIGHT, E, H), ADD('r', WEIGHT, 1, H);
+        ADD('r', SCRATCH, T, H);
+        ADD_NORM();
+        ADD('r', WEIGHT, E, H), ADD('r', WEIGHT, 1, H);
         ADD('w', SCRATCH, T, K), ADD('w', SCRATCH, T, K + 1);
         break;
     case OP_EXPERT_SORT:
@@ -121,7 +137,9 @@ static uint32_t expected_shapes(const struct model_fixture *model, const struct 
         ADD('b', SCRATCH, T, H);
         break;
     case OP_EXPERT_GATE_UP:
-        ADD('r', SCRATCH, T, H), ADD('r', SCRATCH, T, K);
+        ADD('r', SCRATCH, T, H);
+        ADD_NORM();
+        ADD('r', SCRATCH, T, K);
         if (T > 1)
             ADD('r', SCRATCH, 1, E + 1), ADD('r', SCRATCH, 1, T * K);
         ADD('r', WEIGHT, E * I, H), ADD('r', WEIGHT, E * I, H), ADD('r', WEIGHT, S, H),
@@ -136,7 +154,9 @@ static uint32_t expected_shapes(const struct model_fixture *model, const struct 
         ADD('r', WEIGHT, E * H, I), ADD('r', WEIGHT, H, S), ADD('b', SCRATCH, T, H);
         break;
     case OP_HEAD:
-        ADD('r', SCRATCH, R, H), ADD('r', WEIGHT, V, H), ADD('w', STEP, R, V);
+        ADD('r', SCRATCH, R, H);
+        ADD_NORM();
+        ADD('r', WEIGHT, V, H), ADD('w', STEP, R, V);
         break;
     case OP_SAMPLE:
         ADD('b', STEP, 1, record), ADD('r', STEP, 1, V), ADD('r', STEP, 1, V), ADD('b', STEP, 1, V);
@@ -146,6 +166,7 @@ static uint32_t expected_shapes(const struct model_fixture *model, const struct 
         fail();
     }
 #undef ADD
+#undef ADD_NORM
     return n;
 }
 
@@ -177,8 +198,8 @@ static uint64_t end_of(const struct operand *view) {
            dtype_row_bytes((enum dtype)view->dtype, view->columns);
 }
 
-/* No view leaves its buffer, every weight is read exactly once (a tied embedding twice), and scratch is
- * written as a whole before it is read. */
+/* No view leaves its buffer, every weight is read exactly once (a tied embedding twice; a norm by each op
+ * that has it within), and scratch is written as a whole before it is read. */
 static void check_memory(const struct model_fixture *model, const struct plan *plan) {
     struct session_layout layout;
     struct calla_error error;
@@ -195,7 +216,8 @@ static void check_memory(const struct model_fixture *model, const struct plan *p
             case SPACE_WEIGHT:
                 assert_in_range(view->buffer, 0, model->table.count - 1);
                 size = weight_bytes(&model->table.weights[view->buffer]);
-                weight_reads[view->buffer]++;
+                if (!op->constants.normalise || j != 1 || weight_reads[view->buffer] == 0)
+                    weight_reads[view->buffer]++;
                 break;
             case SPACE_SCRATCH:
                 assert_in_range(view->buffer, 0, plan->scratch_count - 1);
@@ -265,9 +287,12 @@ static void decode_fused(void **state) {
     fixture_open(&model, "cpu", 0);
     struct plan plan;
     fixture_plan(&model, &plan, 1024, 1, LOGITS_LAST, true);
-    assert_int_equal(plan.op_count, 40 * 9 + 4);
-    assert_int_equal(plan.phase_count, 364);
-    assert_int_equal(count_kind(&plan, OP_DELTA_TAIL), 30);
+    /* A delta mixer: projections; step; out. An attention mixer: projections; query and key; attention; out.
+     * Experts: router; gate and up; down. */
+    assert_int_equal(plan.op_count, 30 * (3 + 3) + 10 * (4 + 3) + 3);
+    assert_int_equal(plan.phase_count, 253);
+    assert_int_equal(count_kind(&plan, OP_DELTA_STEP), 30);
+    assert_int_equal(count_kind(&plan, OP_RMS_NORM), 0);
     assert_int_equal(count_kind(&plan, OP_QK_PREP), 10);
     assert_int_equal(count_kind(&plan, OP_EXPERT_SORT), 0);
     assert_int_equal(plan.ops[0].kind, OP_EMBED);
@@ -308,7 +333,8 @@ static void prefill(void **state) {
         struct plan plan;
         fixture_plan(&model, &plan, 1024, 512, LOGITS_LAST, true);
         assert_int_equal(count_kind(&plan, OP_EXPERT_SORT), 40);
-        assert_int_equal(count_kind(&plan, OP_DELTA_TAIL), 0);
+        assert_int_equal(count_kind(&plan, OP_DELTA_TAIL) + count_kind(&plan, OP_DELTA_STEP), 0);
+        assert_int_equal(count_kind(&plan, OP_RMS_NORM), fused ? 0 : 81);
         assert_int_equal(count_kind(&plan, OP_QK_PREP), fused ? 10 : 0);
         check_shapes(&model, &plan);
         check_memory(&model, &plan);
@@ -329,15 +355,22 @@ static void every_combination_of_fusions(void **state) {
     (void)state;
     struct model_fixture model;
     fixture_open(&model, "cpu", 0);
-    for (unsigned bits = 0; bits < 32; bits++)
+    for (unsigned bits = 0; bits < 128; bits++)
         for (uint32_t rows = 1; rows <= 2; rows++) {
             model.policy.fuse_expert_gate_up = bits & 1;
             model.policy.fuse_expert_down = bits & 2;
             model.policy.fuse_qk_prep = bits & 4;
             model.policy.fuse_delta_norm = bits & 8;
             model.policy.fuse_projections = bits & 16;
+            model.policy.fuse_norm = bits & 32;
+            model.policy.fuse_delta_conv = bits & 64;
             struct plan plan;
             fixture_plan(&model, &plan, 1024, rows, LOGITS_LAST, true);
+            /* Where not all that read the experts' norm can have it within, the router does, and the norm is
+             * computed beside it for the others. */
+            uint32_t norms = !model.policy.fuse_norm ? 81 : model.policy.fuse_expert_gate_up ? 0 : 40;
+            assert_int_equal(count_kind(&plan, OP_RMS_NORM), norms);
+            assert_int_equal(count_kind(&plan, OP_DELTA_STEP), rows == 1 && (bits & 72) == 72 ? 30 : 0);
             check_shapes(&model, &plan);
             check_memory(&model, &plan);
             plan_free(&plan);
@@ -356,7 +389,16 @@ static void logits_of_no_row_one_row_or_all(void **state) {
     plan_free(&plan);
 
     fixture_plan(&model, &plan, 1024, 48, LOGITS_LAST, false);
-    assert_int_equal(plan.op_count, without + 2);
+    assert_int_equal(plan.op_count, without + 1);
+    const struct op *head = &plan.ops[plan.op_count - 1];
+    assert_int_equal(head->kind, OP_HEAD);
+    assert_int_equal(head->operands[0].rows, 1);
+    assert_int_equal(head->operands[0].offset, 47 * 2048 * 4);
+    assert_int_equal(head->operands[3].offset, 0);
+    plan_free(&plan);
+
+    model.policy.fuse_norm = false;
+    fixture_plan(&model, &plan, 1024, 48, LOGITS_LAST, false);
     const struct op *norm = &plan.ops[plan.op_count - 2];
     assert_int_equal(norm->kind, OP_RMS_NORM);
     assert_int_equal(norm->operands[0].rows, 1);
@@ -364,11 +406,12 @@ static void logits_of_no_row_one_row_or_all(void **state) {
     assert_int_equal(norm->operands[2].offset, 0);
     plan_free(&plan);
 
+    model.policy.fuse_norm = true;
     fixture_plan(&model, &plan, 1024, 48, LOGITS_ALL, false);
-    const struct op *head = &plan.ops[plan.op_count - 1];
+    head = &plan.ops[plan.op_count - 1];
     assert_int_equal(head->kind, OP_HEAD);
     assert_int_equal(head->operands[0].rows, 48);
-    assert_int_equal(head->operands[2].rows, 48);
+    assert_int_equal(head->operands[3].rows, 48);
     check_shapes(&model, &plan);
     plan_free(&plan);
     fixture_close(&model);
@@ -454,7 +497,7 @@ static void the_layout_of_a_session(void **state) {
     for (uint32_t i = 0; i < layout.kv_count; i++)
         kv += buffer_shape_bytes(&layout.kv[i]);
     assert_int_equal(recurrent, 62914560);
-    assert_int_equal(convolution, 2949120);
+    assert_int_equal(convolution, 3932160);
     assert_true(kv == UINT64_C(20480) * 262144);
     assert_int_equal(layout.step[STEP_TOKENS].columns, 512);
     assert_int_equal(layout.step[STEP_LOGITS].rows, 64);

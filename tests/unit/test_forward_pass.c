@@ -79,7 +79,7 @@ static void agrees_with_the_originals(void **state) {
 
 /* Neither threads, chunks, fusions, phases nor the size of the cache change a bit. */
 static void same_bits(const char *backend, const char *operands) {
-    static const char *const ways[][8] = {
+    static const char *const ways[][10] = {
         {NULL},
         {"chunk_rows=1"},
         {"chunk_rows=2"},
@@ -87,21 +87,24 @@ static void same_bits(const char *backend, const char *operands) {
         {"chunk_rows=79"},
         {"concurrent=off"},
         {"fuse_expert_gate_up=off", "fuse_expert_down=off", "fuse_qk_prep=off", "fuse_delta_norm=off",
-         "fuse_projections=off"},
+         "fuse_delta_conv=off", "fuse_projections=off", "fuse_norm=off"},
         {"fuse_expert_gate_up=on", "fuse_expert_down=on", "fuse_qk_prep=on", "fuse_delta_norm=on",
-         "fuse_projections=on"},
+         "fuse_delta_conv=on", "fuse_projections=on", "fuse_norm=on"},
+        {"fuse_expert_gate_up=on", "fuse_expert_down=on", "fuse_qk_prep=on", "fuse_delta_norm=on",
+         "fuse_delta_conv=on", "fuse_projections=on", "fuse_norm=on", "chunk_rows=1"},
         {"fuse_expert_gate_up=off", "fuse_expert_down=on", "fuse_qk_prep=off", "fuse_delta_norm=on",
-         "chunk_rows=1"},
+         "fuse_delta_conv=off", "fuse_norm=on", "chunk_rows=1"},
         {"fuse_expert_gate_up=on", "fuse_expert_down=off", "fuse_qk_prep=on", "fuse_delta_norm=off",
-         "chunk_rows=1"},
+         "fuse_delta_conv=on", "fuse_norm=off", "fuse_projections=off", "chunk_rows=1"},
+        {"fuse_projections=off", "fuse_norm=on", "chunk_rows=3"},
     };
     for (int cache = 0; cache < 2; cache++) {
-        const char *policies[11] = {cache ? "kv_dtype=bf16" : "kv_dtype=f32", operands};
+        const char *policies[13] = {cache ? "kv_dtype=bf16" : "kv_dtype=f32", operands};
         size_t given = operands == NULL ? 1 : 2;
         float *expected = logits_of(backend, 1, policies, 0);
         for (size_t way = 0; way < sizeof ways / sizeof *ways; way++)
             for (int threads = 1; threads < (operands == NULL ? 2 : 4); threads++) {
-                for (int i = 0; i < 8; i++)
+                for (int i = 0; i < 10; i++)
                     policies[given + i] = ways[way][i];
                 float *logits = logits_of(backend, threads, policies, threads == 2 ? 500 : 0);
                 if (memcmp(logits, expected, POSITIONS * VOCABULARY * sizeof *logits) != 0)

@@ -436,7 +436,9 @@ static void fused_and_plain_plans_give_the_same_text(void **state) {
         "fuse_expert_down=off",
         "fuse_qk_prep=off",
         "fuse_delta_norm=off",
+        "fuse_delta_conv=off",
         "fuse_projections=off",
+        "fuse_norm=off",
         "concurrent=off",
     };
     int32_t first[30];

@@ -30,11 +30,13 @@ static void defaults_of_the_backends(void **state) {
     struct policy policy;
     policy_defaults(&policy, "reference");
     assert_false(policy.fuse_projections || policy.fuse_delta_norm || policy.fuse_qk_prep);
+    assert_false(policy.fuse_norm || policy.fuse_delta_conv);
     assert_false(policy.fuse_expert_gate_up || policy.fuse_expert_down || policy.concurrent);
     assert_int_equal(policy.kv_dtype, DTYPE_F32);
     assert_int_equal(policy.chunk_rows, 512);
     policy_defaults(&policy, "cpu");
     assert_true(policy.fuse_projections && policy.fuse_delta_norm && policy.fuse_qk_prep);
+    assert_true(policy.fuse_norm && policy.fuse_delta_conv);
     assert_true(policy.fuse_expert_gate_up && policy.fuse_expert_down && policy.concurrent);
     assert_int_equal(policy.kv_dtype, DTYPE_BF16);
     policy_defaults(&policy, "metal");
@@ -113,8 +115,8 @@ static void descriptions_and_assignments_agree(void **state) {
             assert_int_equal(strcmp(value, "n/a") == 0, !applies);
             applying += applies;
         }
-        assert_int_equal(count, 19);
-        assert_int_equal(applying, b == 0 ? 9 : b == 1 ? 11 : 17);
+        assert_int_equal(count, 21);
+        assert_int_equal(applying, b == 0 ? 11 : b == 1 ? 13 : 19);
     }
 }
 

@@ -37,8 +37,9 @@ struct cpu_op cpu_op_of(enum op_kind kind);
 /* Each file's own ops. */
 extern const struct cpu_op cpu_linear, cpu_head; /* products.c */
 extern const struct cpu_op cpu_router, cpu_expert_linear, cpu_expert_gate_up, cpu_expert_down; /* experts.c */
-extern const struct cpu_op cpu_expert_sort, cpu_swiglu, cpu_expert_combine;                /* expert_rows.c */
-extern const struct cpu_op cpu_conv_silu, cpu_delta_gates, cpu_delta_scan, cpu_delta_tail; /* delta.c */
+extern const struct cpu_op cpu_expert_sort, cpu_swiglu, cpu_expert_combine; /* expert_rows.c */
+extern const struct cpu_op cpu_conv_silu, cpu_delta_gates, cpu_delta_scan;  /* delta.c */
+extern const struct cpu_op cpu_delta_tail, cpu_delta_step;
 extern const struct cpu_op cpu_rms_norm, cpu_gated_norm; /* norms.c; rms_norm is head_norm's too */
 extern const struct cpu_op cpu_sample;                   /* sample.c */
 

@@ -36,6 +36,7 @@ static const struct cpu_op *const with_kernels[OP_KIND_COUNT] = {
     [OP_DELTA_GATES] = &cpu_delta_gates,
     [OP_DELTA_SCAN] = &cpu_delta_scan,
     [OP_DELTA_TAIL] = &cpu_delta_tail,
+    [OP_DELTA_STEP] = &cpu_delta_step,
     [OP_SAMPLE] = &cpu_sample,
 };
 

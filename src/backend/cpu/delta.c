@@ -14,11 +14,24 @@ static size_t conv_units(const struct cpu_task *task) {
     return 2 * (size_t)task->op->op.constants.key_heads + task->op->op.constants.value_heads;
 }
 
-/* The taps of a head's channels as [W, size], and a pointer to an input for each tap. */
+/* A convolution's operands, and memory for a pointer to an input and the taps of a head's channels, one for
+ * each tap. */
+struct convolution {
+    const struct view *x, *taps, *ring;
+    size_t position; /* of row 0 of x */
+    const float **inputs;
+};
+
+static size_t head_channels(const struct op_constants *c) {
+    return larger(c->key_size, c->value_size);
+}
+
+static size_t conv_memory(const struct op_constants *c) {
+    return c->taps * (head_channels(c) * sizeof(float) + sizeof(const float *));
+}
+
 static size_t conv_workspace(const struct cpu_task *task) {
-    const struct op_constants *c = &task->op->op.constants;
-    return task->op->views[1].columns *
-           (larger(c->key_size, c->value_size) * sizeof(float) + sizeof(const float *));
+    return conv_memory(&task->op->op.constants);
 }
 
 /* Rows are far apart, for a head's channels are a small part of them: the processor does not see them coming.
@@ -31,15 +44,14 @@ static void prefetch(const float *input, const float *output, size_t size) {
     }
 }
 
-/* Channels [first, first + size) of the convolution for all rows, into rows of `out` from `column`; with
- * factor above 0 each is then made a unit vector times it. The state is moved on by T rows at the end. */
-static void conv_channels(const struct cpu_task *task, size_t first, size_t size, const struct view *out,
-                          size_t column, float factor) {
-    const struct view *x = &task->op->views[0], *taps = &task->op->views[1], *state = &task->op->views[2];
+/* Channels [first, first + size) of the convolution for all rows, into y[T, size] of this stride; with factor
+ * above 0 each row is then made a unit vector times it. */
+static void conv_channels(const struct cpu_task *task, const struct convolution *conv, size_t first,
+                          size_t size, float factor, float *y, size_t stride) {
+    const struct view *taps = conv->taps;
     const struct vector_kernels *kernels = task->kernels->vector;
-    size_t width = taps->columns, history = width - 1, rows = x->rows;
-    const float **inputs = task->workspace;
-    float *weights = (float *)(inputs + width);
+    size_t width = taps->columns, history = width - 1, rows = conv->x->rows;
+    float *weights = (float *)(conv->inputs + width);
     if (width == 4 && taps->dtype == DTYPE_BF16) {
         kernels->conv_four_taps(taps->bytes + first * 4 * sizeof(uint16_t), size, weights);
     } else {
@@ -47,37 +59,44 @@ static void conv_channels(const struct cpu_task *task, size_t first, size_t size
             for (size_t j = 0; j < width; j++)
                 weights[j * size + i] = float_load(taps->bytes, taps->dtype, (first + i) * width + j);
     }
-    for (size_t t = 0; t < rows; t++) {
+    for (size_t t = 0; t < rows; t++, y += stride) {
         for (size_t j = 0; j < width; j++)
-            inputs[j] = first + (t + j < history ? float_row(state, t + j) : float_row(x, t + j - history));
-        float *y = float_row(out, t) + column;
+            conv->inputs[j] =
+                first + (t + j < history ? float_row(conv->ring, (conv->position + t + j + 1) % width)
+                                         : float_row(conv->x, t + j - history));
         if (t + AHEAD < rows)
-            prefetch(float_row(x, t + AHEAD) + first, float_row(out, t + AHEAD) + column, size);
-        kernels->conv_silu(inputs, weights, width, y, size);
+            prefetch(float_row(conv->x, t + AHEAD) + first, y + AHEAD * stride, size);
+        kernels->conv_silu(conv->inputs, weights, width, y, size);
         if (factor > 0)
-            kernels->unit_norm(y, task->op->op.constants.epsilon, factor, size);
+            kernels->unit_norm(y, task->op->op.constants.l2_epsilon, factor, size);
     }
-    for (size_t j = 0; j < history; j++)
-        memcpy(float_row(state, j) + first,
-               first + (rows + j < history ? float_row(state, rows + j) : float_row(x, rows + j - history)),
+}
+
+/* Puts channels [first, first + size) of the last rows of x into the ring, once they have been read. */
+static void conv_remember(const struct convolution *conv, size_t first, size_t size) {
+    size_t width = conv->taps->columns, rows = conv->x->rows;
+    for (size_t t = rows > width ? rows - width : 0; t < rows; t++)
+        memcpy(float_row(conv->ring, (conv->position + t) % width) + first, float_row(conv->x, t) + first,
                size * sizeof(float));
 }
 
-/* x[T,C], taps[C,W], state[W-1,C] -> q[T,Hk*Dk], k[T,Hk*Dk], v[T,Hv*Dv], state. Unit: a head of q, then of k,
- * then of v. */
+/* record, x[T,C], taps[C,W], state[W,C] -> q[T,Hk*Dk], k[T,Hk*Dk], v[T,Hv*Dv], state. Unit: a head of q, then
+ * of k, then of v. */
 static void conv_run(const struct cpu_task *task, size_t begin, size_t end) {
     const struct op_constants *c = &task->op->op.constants;
-    size_t keys = c->key_heads;
+    const struct view *views = task->op->views;
+    struct convolution conv = {&views[1], &views[2], &views[3], record_of(&views[0])->position,
+                               task->workspace};
+    size_t heads = c->key_heads, keys = heads * c->key_size;
     for (size_t unit = begin; unit < end; unit++) {
-        if (unit < 2 * keys) {
-            float factor = unit < keys ? 1.0f / sqrtf((float)c->key_size) : 1.0f;
-            conv_channels(task, unit * c->key_size, c->key_size, &task->op->views[unit < keys ? 3 : 4],
-                          unit % keys * c->key_size, factor);
-        } else {
-            size_t column = (unit - 2 * keys) * c->value_size;
-            conv_channels(task, 2 * keys * c->key_size + column, c->value_size, &task->op->views[5], column,
-                          0);
-        }
+        bool key = unit < 2 * heads;
+        size_t size = key ? c->key_size : c->value_size;
+        size_t first = key ? unit * size : 2 * keys + (unit - 2 * heads) * size;
+        const struct view *out = &views[unit < heads ? 4 : key ? 5 : 6];
+        size_t column = first - (unit < heads ? 0 : key ? keys : 2 * keys);
+        float factor = unit < heads ? 1.0f / sqrtf((float)size) : key ? 1.0f : 0.0f;
+        conv_channels(task, &conv, first, size, factor, float_row(out, 0) + column, out->stride);
+        conv_remember(&conv, first, size);
     }
 }
 
@@ -147,8 +166,39 @@ static void scan_run(const struct cpu_task *task, size_t begin, size_t end) {
 
 const struct cpu_op cpu_delta_scan = {.units = scan_units, .run = scan_run};
 
-static size_t tail_units(const struct cpu_task *task) {
+static size_t value_heads(const struct cpu_task *task) {
     return task->op->op.constants.value_heads;
+}
+
+/* One token of one value head: delta_gates, delta_scan and gated_norm. */
+struct head_step {
+    float a, b;
+    const struct view *A_log, *dt_bias, *state;
+    const float *q, *k, *v, *z, *weights; /* of the head; the norm's */
+    float *y;
+};
+
+static void step_head(const struct cpu_task *task, size_t head, const struct head_step *step) {
+    const struct op_constants *c = &task->op->op.constants;
+    const struct vector_kernels *kernels = task->kernels->vector;
+    float A_log = float_load(step->A_log->bytes, step->A_log->dtype, head);
+    float dt_bias = float_load(step->dt_bias->bytes, step->dt_bias->dtype, head);
+    float decay, beta;
+    kernels->delta_gates(&step->a, &step->b, &A_log, &dt_bias, &decay, &beta, 1);
+    struct delta_rows rows = {
+        .state = float_row(step->state, head * c->value_size),
+        .q = step->q,
+        .k = step->k,
+        .v = step->v,
+        .decay = &decay,
+        .beta = &beta,
+        .y = step->y,
+        .tokens = 1,
+        .rows = c->value_size,
+        .keys = c->key_size,
+    };
+    kernels->delta_scan(&rows);
+    kernels->gated_norm(step->y, step->z, step->weights, c->epsilon, step->y, c->value_size);
 }
 
 static size_t tail_workspace(const struct cpu_task *task) {
@@ -159,35 +209,78 @@ static size_t tail_workspace(const struct cpu_task *task) {
  * gated_norm in one, token by token. Unit: a value head. */
 static void tail_run(const struct cpu_task *task, size_t begin, size_t end) {
     const struct op_constants *c = &task->op->op.constants;
-    const struct vector_kernels *kernels = task->kernels->vector;
     const struct view *views = task->op->views;
     float *weights = task->workspace;
     weight_vector(&views[8], weights);
     for (size_t head = begin; head < end; head++) {
         size_t key = head * c->key_heads / c->value_heads * c->key_size, value = head * c->value_size;
-        float A_log = float_load(views[2].bytes, views[2].dtype, head);
-        float dt_bias = float_load(views[3].bytes, views[3].dtype, head);
         for (size_t t = 0; t < views[10].rows; t++) {
-            float decay, beta, *y = float_row(&views[10], t) + value;
-            kernels->delta_gates(float_row(&views[0], t) + head, float_row(&views[1], t) + head, &A_log,
-                                 &dt_bias, &decay, &beta, 1);
-            struct delta_rows rows = {
-                .state = float_row(&views[9], value),
+            struct head_step step = {
+                .a = float_row(&views[0], t)[head],
+                .b = float_row(&views[1], t)[head],
+                .A_log = &views[2],
+                .dt_bias = &views[3],
                 .q = float_row(&views[4], t) + key,
                 .k = float_row(&views[5], t) + key,
                 .v = float_row(&views[6], t) + value,
-                .decay = &decay,
-                .beta = &beta,
-                .y = y,
-                .tokens = 1,
-                .rows = c->value_size,
-                .keys = c->key_size,
+                .z = float_row(&views[7], t) + value,
+                .weights = weights,
+                .state = &views[9],
+                .y = float_row(&views[10], t) + value,
             };
-            kernels->delta_scan(&rows);
-            kernels->gated_norm(y, float_row(&views[7], t) + value, weights, c->epsilon, y, c->value_size);
+            step_head(task, head, &step);
         }
     }
 }
 
 const struct cpu_op cpu_delta_tail = {
-    .units = tail_units, .run = tail_run, .workspace_bytes = tail_workspace};
+    .units = value_heads, .run = tail_run, .workspace_bytes = tail_workspace};
+
+/* The norm's weights, q, k and v of a head, and the convolution's memory. */
+static size_t step_workspace(const struct cpu_task *task) {
+    const struct op_constants *c = &task->op->op.constants;
+    return 2 * ((size_t)c->key_size + c->value_size) * sizeof(float) + conv_memory(c);
+}
+
+/* record, qkv[1,C], a, b, taps, A_log, dt_bias, z, weight[Dv], ring, state -> ring, state, y[1,Hv*Dv]:
+ * conv_silu and delta_tail in one. Unit: a value head. Those that share a key head each make its q and k,
+ * which takes less time than the threads take to meet; the first of them puts the channels into the ring. */
+static void step_run(const struct cpu_task *task, size_t begin, size_t end) {
+    const struct op_constants *c = &task->op->op.constants;
+    const struct view *views = task->op->views;
+    struct convolution conv = {&views[1], &views[4], &views[9], record_of(&views[0])->position,
+                               task->workspace};
+    size_t size = c->key_size, values = c->value_size, keys = c->key_heads * size;
+    size_t sharing = c->value_heads / c->key_heads;
+    float *q = (float *)((char *)task->workspace + conv_memory(c)), *k = q + size, *v = k + size;
+    float *weights = v + values;
+    weight_vector(&views[8], weights);
+    for (size_t head = begin; head < end; head++) {
+        size_t key = head / sharing * size, value = head * values;
+        conv_channels(task, &conv, key, size, 1.0f / sqrtf((float)size), q, size);
+        conv_channels(task, &conv, keys + key, size, 1.0f, k, size);
+        conv_channels(task, &conv, 2 * keys + value, values, 0, v, values);
+        if (head % sharing == 0) {
+            conv_remember(&conv, key, size);
+            conv_remember(&conv, keys + key, size);
+        }
+        conv_remember(&conv, 2 * keys + value, values);
+        struct head_step step = {
+            .a = float_row(&views[2], 0)[head],
+            .b = float_row(&views[3], 0)[head],
+            .A_log = &views[5],
+            .dt_bias = &views[6],
+            .q = q,
+            .k = k,
+            .v = v,
+            .z = float_row(&views[7], 0) + value,
+            .weights = weights,
+            .state = &views[10],
+            .y = float_row(&views[11], 0) + value,
+        };
+        step_head(task, head, &step);
+    }
+}
+
+const struct cpu_op cpu_delta_step = {
+    .units = value_heads, .run = step_run, .workspace_bytes = step_workspace};

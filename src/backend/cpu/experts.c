@@ -18,12 +18,19 @@ static size_t router_units(const struct cpu_task *task) {
     return rows == 1 ? panels_of(task->op->op.constants.experts) : (rows + ROUTER_ROWS - 1) / ROUTER_ROWS;
 }
 
+/* Rows from `first` of what a matrix of the router multiplies. */
+static struct operand_rows router_input(const struct cpu_task *task, const struct view *matrix,
+                                        size_t first) {
+    struct operand_rows input = input_for(task, matrix);
+    input.data += first * input.row_bytes;
+    return input;
+}
+
 /* logits[count][E] of rows [first, first + count) of x, for the panels [begin, end) of experts. */
 static void router_logits(const struct cpu_task *task, size_t first, size_t count, size_t begin, size_t end,
                           float *logits) {
-    const struct view *x = &task->op->views[0], *router = &task->op->views[1];
-    struct operand_rows input = {OPERAND_F32, x->columns, x->stride * sizeof(float),
-                                 x->bytes + first * x->stride * sizeof(float)};
+    const struct view *router = after_input(task->op);
+    struct operand_rows input = router_input(task, router, first);
     float *products = task->workspace;
     void *panel = (char *)task->workspace + BATCH_BYTES;
     for (size_t expert = begin * PANEL_ROWS; expert < end * PANEL_ROWS; expert += PANEL_ROWS) {
@@ -37,23 +44,27 @@ static void router_logits(const struct cpu_task *task, size_t first, size_t coun
 
 /* ids and scores of rows [first, first + count) of x. */
 static void router_choose(const struct cpu_task *task, size_t first, size_t count, float *logits) {
-    const struct view *x = &task->op->views[0], *gate = &task->op->views[2];
+    const struct view *gate = after_input(task->op) + 1, *ids = gate + 1, *scores_view = gate + 2;
     size_t experts = task->op->op.constants.experts, chosen = task->op->op.constants.experts_per_token;
-    struct operand_rows input = {OPERAND_F32, x->columns, x->stride * sizeof(float),
-                                 x->bytes + first * x->stride * sizeof(float)};
+    struct operand_rows input = router_input(task, gate, first);
     float *products = task->workspace;
     multiply(task, gate, 0, 1, &input, NULL, count, products, (char *)task->workspace + BATCH_BYTES);
     for (size_t i = 0; i < count; i++) {
-        float *scores = float_row(&task->op->views[4], first + i);
-        route_row(logits + i * experts, experts, chosen, int_row(&task->op->views[3], first + i), scores);
+        float *scores = float_row(scores_view, first + i);
+        route_row(logits + i * experts, experts, chosen, int_row(ids, first + i), scores);
         scores[chosen] = sigmoid(products[i * PANEL_ROWS]);
     }
+}
+
+/* With one row all logits, in shared memory behind the input. */
+static float *router_shared_logits(const struct cpu_task *task) {
+    return (float *)((char *)task->shared + (input_shared(task) + 63) / 64 * 64);
 }
 
 static void router_run(const struct cpu_task *task, size_t begin, size_t end) {
     const struct view *x = &task->op->views[0];
     if (x->rows == 1) {
-        router_logits(task, 0, 1, begin, end, task->shared);
+        router_logits(task, 0, 1, begin, end, router_shared_logits(task));
         return;
     }
     float *logits = (float *)((char *)task->workspace + BATCH_BYTES + PANEL_BYTES);
@@ -66,20 +77,25 @@ static void router_run(const struct cpu_task *task, size_t begin, size_t end) {
 
 static void router_finish(const struct cpu_task *task) {
     if (task->op->views[0].rows == 1)
-        router_choose(task, 0, 1, task->shared);
+        router_choose(task, 0, 1, router_shared_logits(task));
 }
 
 static size_t router_shared(const struct cpu_task *task) {
-    return task->op->views[0].rows == 1 ? task->op->op.constants.experts * sizeof(float) : 0;
+    size_t logits = task->op->views[0].rows == 1 ? task->op->op.constants.experts * sizeof(float) : 0;
+    return (input_shared(task) + 63) / 64 * 64 + logits;
 }
 
 static size_t router_workspace(const struct cpu_task *task) {
-    return BATCH_BYTES + PANEL_BYTES + ROUTER_ROWS * task->op->op.constants.experts * sizeof(float);
+    size_t products = BATCH_BYTES + PANEL_BYTES;
+    return larger(products + ROUTER_ROWS * task->op->op.constants.experts * sizeof(float),
+                  input_workspace(task));
 }
 
 const struct cpu_op cpu_router = {
     .units = router_units,
     .run = router_run,
+    .prepare_units = input_prepare_units,
+    .prepare = input_prepare,
     .finish = router_finish,
     .shared_bytes = router_shared,
     .workspace_bytes = router_workspace,
@@ -124,8 +140,7 @@ struct expert_workspace {
 };
 
 static size_t expert_workspace_bytes(const struct cpu_task *task) {
-    (void)task;
-    return sizeof(struct expert_workspace);
+    return larger(sizeof(struct expert_workspace), input_workspace(task));
 }
 
 /* The unfused product. Unit: a panel of columns of a group. */
@@ -142,7 +157,7 @@ static void expert_linear_run(const struct cpu_task *task, size_t begin, size_t 
     const struct view *x = &task->op->views[0], *ids = &task->op->views[1];
     const struct view *matrix = &task->op->views[task->op->op.operand_count - 2], *y = matrix + 1;
     struct routing routing = routing_of(ids, linear_is_sorted(task));
-    struct operand_rows input = rows_for(task, matrix, x, task->shared);
+    struct operand_rows input = input_for(task, matrix);
     struct expert_workspace *memory = task->workspace;
     size_t panels = panels_of(y->columns), out = y->columns;
     for (size_t unit = begin; unit < end; unit++) {
@@ -163,36 +178,23 @@ static void expert_linear_run(const struct cpu_task *task, size_t begin, size_t 
     }
 }
 
-static size_t expert_linear_prepare_units(const struct cpu_task *task) {
-    return takes_prepared(&task->op->views[task->op->op.operand_count - 2]) ? task->op->views[0].rows : 0;
-}
-
-static size_t expert_linear_shared(const struct cpu_task *task) {
-    return expert_linear_prepare_units(task) > 0 ? prepared_bytes(task, &task->op->views[0]) : 0;
-}
-
-/* Of gate_up as well: x is the first operand of both. */
-static void expert_linear_prepare(const struct cpu_task *task, size_t begin, size_t end) {
-    prepare_rows(task, &task->op->views[0], begin, end, task->shared);
-}
-
 const struct cpu_op cpu_expert_linear = {
     .units = expert_linear_units,
     .run = expert_linear_run,
-    .prepare_units = expert_linear_prepare_units,
-    .prepare = expert_linear_prepare,
-    .shared_bytes = expert_linear_shared,
+    .prepare_units = input_prepare_units,
+    .prepare = input_prepare,
+    .shared_bytes = input_shared,
     .workspace_bytes = expert_workspace_bytes,
 };
 
 /* gate, up and swiglu. Unit: a panel of columns of the shared expert, then of a group. */
-static bool gate_up_is_sorted(const struct cpu_task *task) {
-    return task->op->op.operand_count == 10;
-}
-
 /* gate, up, shared_gate, shared_up, routed, shared */
 static const struct view *gate_up_matrices(const struct cpu_task *task) {
-    return &task->op->views[gate_up_is_sorted(task) ? 4 : 2];
+    return &task->op->views[task->op->op.operand_count - 6];
+}
+
+static bool gate_up_is_sorted(const struct cpu_task *task) {
+    return gate_up_matrices(task) > after_input(task->op) + 1;
 }
 
 static size_t gate_up_units(const struct cpu_task *task) {
@@ -206,9 +208,7 @@ static size_t gate_up_units(const struct cpu_task *task) {
 static void gate_up_products(const struct cpu_task *task, const struct view *gate, const struct view *up,
                              size_t first, size_t rows, size_t row, const uint32_t *index, size_t count) {
     struct expert_workspace *memory = task->workspace;
-    const struct view *x = &task->op->views[0];
-    struct operand_rows gate_input = rows_for(task, gate, x, task->shared);
-    struct operand_rows up_input = rows_for(task, up, x, task->shared);
+    struct operand_rows gate_input = input_for(task, gate), up_input = input_for(task, up);
     gate_input.data += row * gate_input.row_bytes;
     up_input.data += row * up_input.row_bytes;
     multiply(task, gate, first, rows, &gate_input, index, count, memory->first, memory->panel);
@@ -218,7 +218,7 @@ static void gate_up_products(const struct cpu_task *task, const struct view *gat
 }
 
 static void gate_up_run(const struct cpu_task *task, size_t begin, size_t end) {
-    const struct view *x = &task->op->views[0], *ids = &task->op->views[1];
+    const struct view *x = &task->op->views[0], *ids = after_input(task->op);
     const struct view *matrices = gate_up_matrices(task), *routed = &matrices[4], *shared = &matrices[5];
     struct routing routing = routing_of(ids, gate_up_is_sorted(task));
     struct expert_workspace *memory = task->workspace;
@@ -251,24 +251,12 @@ static void gate_up_run(const struct cpu_task *task, size_t begin, size_t end) {
     }
 }
 
-static size_t gate_up_prepare_units(const struct cpu_task *task) {
-    const struct view *matrices = gate_up_matrices(task);
-    for (size_t i = 0; i < 4; i++)
-        if (takes_prepared(&matrices[i]))
-            return task->op->views[0].rows;
-    return 0;
-}
-
-static size_t gate_up_shared(const struct cpu_task *task) {
-    return gate_up_prepare_units(task) > 0 ? prepared_bytes(task, &task->op->views[0]) : 0;
-}
-
 const struct cpu_op cpu_expert_gate_up = {
     .units = gate_up_units,
     .run = gate_up_run,
-    .prepare_units = gate_up_prepare_units,
-    .prepare = expert_linear_prepare,
-    .shared_bytes = gate_up_shared,
+    .prepare_units = input_prepare_units,
+    .prepare = input_prepare,
+    .shared_bytes = input_shared,
     .workspace_bytes = expert_workspace_bytes,
 };
 

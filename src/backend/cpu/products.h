@@ -16,10 +16,24 @@ static inline size_t least(size_t a, size_t b) {
     return a < b ? a : b;
 }
 
+static inline size_t larger(size_t a, size_t b) {
+    return a > b ? a : b;
+}
+
 /* Whether products with a weight take inputs that are made ready first. */
 static inline bool takes_prepared(const struct view *matrix) {
     return matrix->dtype == DTYPE_AFFINE4;
 }
+
+/* Of ops whose matrices all multiply the one input x, their first operand: x made ready, normalised before if
+ * the op does that. They are such an op's prepare_units, prepare and what it needs of shared memory, at its
+ * begin, and of each thread's workspace. A router's products are all of float32. */
+size_t input_prepare_units(const struct cpu_task *task);
+void input_prepare(const struct cpu_task *task, size_t begin, size_t end);
+size_t input_shared(const struct cpu_task *task);
+size_t input_workspace(const struct cpu_task *task);
+/* The input rows of products with `matrix`. */
+struct operand_rows input_for(const struct cpu_task *task, const struct view *matrix);
 
 /* The input rows of products with `matrix`: those of x, or what prepare_rows made of them at `prepared`. */
 static inline struct operand_rows rows_for(const struct cpu_task *task, const struct view *matrix,

@@ -1,57 +1,62 @@
 /* The gated delta layers: causal convolution, gates, the recurrence over the tokens. */
 #include "backend/reference/reference.h"
 
-/* Channels [first, first + size) of the convolution for all rows, into out[T, size] rows from `column`. The
- * state holds the last W-1 inputs, oldest first; it is moved on by T rows at the end. */
-static void conv_silu_channels(const struct bound_op *op, size_t first, size_t size, const struct view *out,
-                               size_t column) {
-    const struct view *x = &op->views[0], *taps = &op->views[1], *state = &op->views[2];
-    size_t width = taps->columns, history = width - 1, rows = x->rows;
-    for (size_t t = 0; t < rows; t++) {
-        float *y = float_row(out, t) + column;
-        for (size_t i = 0; i < size; i++) {
-            size_t channel = first + i;
-            float sum = 0;
-            for (size_t j = 0; j < width; j++) {
-                const float *input =
-                    t + j < history ? float_row(state, t + j) : float_row(x, t + j - history);
-                sum += vector_at(taps, channel * width + j) * input[channel];
-            }
-            y[i] = silu(sum);
-        }
+struct convolution {
+    const struct view *x, *taps, *ring;
+    size_t position; /* of row 0 of x */
+};
+
+/* silu(sum_j taps[channel, j] x[t-W+1+j, channel]); rows before the first come from the ring. */
+static float conv_silu_at(const struct convolution *conv, size_t t, size_t channel) {
+    size_t width = conv->taps->columns, history = width - 1;
+    float sum = 0;
+    for (size_t j = 0; j < width; j++) {
+        const float *input = t + j < history ? float_row(conv->ring, (conv->position + t + j + 1) % width)
+                                             : float_row(conv->x, t + j - history);
+        sum += vector_at(conv->taps, channel * width + j) * input[channel];
     }
-    for (size_t j = 0; j < history; j++) {
-        const float *input =
-            rows + j < history ? float_row(state, rows + j) : float_row(x, rows + j - history);
-        for (size_t channel = first; channel < first + size; channel++)
-            float_row(state, j)[channel] = input[channel];
-    }
+    return silu(sum);
 }
 
-/* x[T,C], taps[C,W], state[W-1,C] -> q[T,Hk*Dk], k[T,Hk*Dk], v[T,Hv*Dv], state; C = 2 Hk Dk + Hv Dv:
- * y[t,c] = silu(sum_j taps[c,j] x[t-W+1+j, c]), rows before the first from the state; the channels are q,
- * then k, then v; q and k of a head: y / sqrt(sum(y^2) + epsilon), and q is scaled by Dk^-0.5 too. Unit: a
- * head of q, then of k, then of v. */
+/* Puts channels [first, first + size) of the last rows of x into the ring, once they have been read. */
+static void conv_remember(const struct convolution *conv, size_t first, size_t size) {
+    size_t width = conv->taps->columns, rows = conv->x->rows;
+    for (size_t t = rows > width ? rows - width : 0; t < rows; t++)
+        memcpy(float_row(conv->ring, (conv->position + t) % width) + first, float_row(conv->x, t) + first,
+               size * sizeof(float));
+}
+
+/* y / sqrt(sum(y^2) + epsilon) * factor */
+static void l2_normalise(float *y, size_t size, float epsilon, float factor) {
+    float scale = 1.0f / sqrtf(dot(y, y, size) + epsilon);
+    for (size_t i = 0; i < size; i++)
+        y[i] = y[i] * scale * factor;
+}
+
+/* x[T,C], taps[C,W], state[W,C] -> q[T,Hk*Dk], k[T,Hk*Dk], v[T,Hv*Dv], state; C = 2 Hk Dk + Hv Dv:
+ * y[t,c] = silu(sum_j taps[c,j] x[t-W+1+j, c]), rows before the first from the state, where row p % W is that
+ * of position p; the channels are q, then k, then v; q and k of a head: y / sqrt(sum(y^2) + l2_epsilon), and
+ * q is scaled by Dk^-0.5 too. Unit: a head of q, then of k, then of v. */
 void reference_conv_silu(const struct bound_op *op, size_t begin, size_t end, void *workspace) {
     (void)workspace;
     const struct op_constants *c = &op->op.constants;
-    float q_scale = 1.0f / sqrtf((float)c->key_size);
+    struct convolution conv = {&op->views[1], &op->views[2], &op->views[3],
+                               record_of(&op->views[0])->position};
+    size_t heads = c->key_heads, keys = heads * c->key_size;
     for (size_t unit = begin; unit < end; unit++) {
-        if (unit >= 2 * (size_t)c->key_heads) {
-            size_t column = (unit - 2 * (size_t)c->key_heads) * c->value_size;
-            conv_silu_channels(op, 2 * (size_t)c->key_heads * c->key_size + column, c->value_size,
-                               &op->views[5], column);
-            continue;
-        }
-        const struct view *out = &op->views[unit < c->key_heads ? 3 : 4];
-        size_t column = unit % c->key_heads * c->key_size;
-        conv_silu_channels(op, unit * c->key_size, c->key_size, out, column);
+        bool key = unit < 2 * heads;
+        size_t size = key ? c->key_size : c->value_size;
+        size_t first = key ? unit * size : 2 * keys + (unit - 2 * heads) * size;
+        const struct view *out = &op->views[unit < heads ? 4 : key ? 5 : 6];
+        size_t column = first - (unit < heads ? 0 : key ? keys : 2 * keys);
         for (size_t t = 0; t < out->rows; t++) {
             float *y = float_row(out, t) + column;
-            float scale = 1.0f / sqrtf(dot(y, y, c->key_size) + c->epsilon);
-            for (size_t i = 0; i < c->key_size; i++)
-                y[i] = unit < c->key_heads ? y[i] * scale * q_scale : y[i] * scale;
+            for (size_t i = 0; i < size; i++)
+                y[i] = conv_silu_at(&conv, t, first + i);
+            if (key)
+                l2_normalise(y, size, c->l2_epsilon, unit < heads ? 1.0f / sqrtf((float)size) : 1.0f);
         }
+        conv_remember(&conv, first, size);
     }
 }
 
@@ -125,6 +130,40 @@ void reference_delta_tail(const struct bound_op *op, size_t begin, size_t end, v
                                     float_row(&views[5], t) + key, float_row(&views[6], t)[head * size + i],
                                     decay, beta, c->key_size);
             gated_norm_row(out, float_row(&views[7], t) + head * size, &views[8], c->epsilon, out);
+        }
+    }
+}
+
+/* record, qkv[1,C], a, b, taps, A_log, dt_bias, z, weight[Dv], ring, state -> ring, state, y[1,Hv*Dv]:
+ * conv_silu and delta_tail in one. Unit: a key head with its value heads. */
+void reference_delta_step(const struct bound_op *op, size_t begin, size_t end, void *workspace) {
+    const struct op_constants *c = &op->op.constants;
+    const struct view *views = op->views, *state = &views[10];
+    struct convolution conv = {&views[1], &views[4], &views[9], record_of(&views[0])->position};
+    size_t keys = (size_t)c->key_heads * c->key_size, size = c->key_size, values = c->value_size;
+    size_t sharing = c->value_heads / c->key_heads;
+    float *q = workspace, *k = q + size;
+    for (size_t key_head = begin; key_head < end; key_head++) {
+        size_t first = key_head * size;
+        for (size_t i = 0; i < size; i++) {
+            q[i] = conv_silu_at(&conv, 0, first + i);
+            k[i] = conv_silu_at(&conv, 0, keys + first + i);
+        }
+        l2_normalise(q, size, c->l2_epsilon, 1.0f / sqrtf((float)size));
+        l2_normalise(k, size, c->l2_epsilon, 1.0f);
+        conv_remember(&conv, first, size);
+        conv_remember(&conv, keys + first, size);
+        for (size_t head = key_head * sharing; head < (key_head + 1) * sharing; head++) {
+            float decay = decay_of(float_row(&views[2], 0)[head], vector_at(&views[5], head),
+                                   vector_at(&views[6], head));
+            float beta = sigmoid(float_row(&views[3], 0)[head]);
+            float *y = float_row(&views[11], 0) + head * values;
+            for (size_t i = 0; i < values; i++) {
+                float v = conv_silu_at(&conv, 0, 2 * keys + head * values + i);
+                y[i] = delta_step(float_row(state, head * values + i), q, k, v, decay, beta, size);
+            }
+            conv_remember(&conv, 2 * keys + head * values, values);
+            gated_norm_row(y, float_row(&views[7], 0) + head * values, &views[8], c->epsilon, y);
         }
     }
 }

@@ -30,23 +30,24 @@ void route_row(float *logits, size_t experts, size_t chosen, int32_t *ids, float
         scores[k] /= sum;
 }
 
-/* x[T,H], router[E,H], shared_gate[1,H] -> ids[T,K], scores[T,K+1]: p = softmax(router x) over all E; the K
- * largest in falling order, the lower id first on a tie; scores[k] = p[ids[k]] / sum_k p[ids[k]];
+/* x[T,H], (norm), router[E,H], shared_gate[1,H] -> ids[T,K], scores[T,K+1]: p = softmax(router x) over all E;
+ * the K largest in falling order, the lower id first on a tie; scores[k] = p[ids[k]] / sum_k p[ids[k]];
  * scores[K] = sigmoid(shared_gate x). Unit: a row. */
 void reference_router(const struct bound_op *op, size_t begin, size_t end, void *workspace) {
-    const struct view *x = &op->views[0], *router = &op->views[1], *shared_gate = &op->views[2];
+    const struct view *router = after_input(op), *shared_gate = &router[1], *ids = &router[2];
     size_t experts = op->op.constants.experts, chosen = op->op.constants.experts_per_token;
-    float *row = workspace, *logits = row + x->columns;
+    float *row = workspace, *logits = row + router->columns;
+    struct view x = product_input(op, logits + experts);
     for (size_t t = begin; t < end; t++) {
-        const float *in = float_row(x, t);
-        float *scores = float_row(&op->views[4], t);
+        const float *in = float_row(&x, t);
+        float *scores = float_row(&ids[1], t);
         for (size_t e = 0; e < experts; e++) {
             matrix_row(router, e, row);
-            logits[e] = dot(row, in, x->columns);
+            logits[e] = dot(row, in, x.columns);
         }
-        route_row(logits, experts, chosen, int_row(&op->views[3], t), scores);
+        route_row(logits, experts, chosen, int_row(ids, t), scores);
         matrix_row(shared_gate, 0, row);
-        scores[chosen] = sigmoid(dot(row, in, x->columns));
+        scores[chosen] = sigmoid(dot(row, in, x.columns));
     }
 }
 
@@ -163,23 +164,24 @@ static void gate_up_block(const float *gate, const float *up, size_t rows, const
         out[i] = silu(gates[i]) * ups[i];
 }
 
-/* x[T,H], ids[T,K], (starts, order), gate[E*I,H], up[E*I,H], shared_gate[S,H], shared_up[S,H] ->
+/* x[T,H], (norm), ids[T,K], (starts, order), gate[E*I,H], up[E*I,H], shared_gate[S,H], shared_up[S,H] ->
  * routed[T*K,I] = silu(gate_e x) up_e x, shared[T,S] = silu(shared_gate x) shared_up x: the gate and up
  * products and swiglu in one. Unit: a row of the shared matrices, then as in expert_linear. */
 void reference_expert_gate_up(const struct bound_op *op, size_t begin, size_t end, void *workspace) {
-    bool sorted = op->op.operand_count == 10;
-    const struct view *x = &op->views[0], *ids = &op->views[1], *matrices = &op->views[sorted ? 4 : 2];
-    const struct view *routed = &matrices[4], *shared = &matrices[5];
-    struct routing routing = {ids, sorted ? &op->views[2] : NULL, sorted ? &op->views[3] : NULL};
-    size_t shared_units = shared->columns;
-    float *gate = workspace, *up = gate + BLOCK_ROWS * (size_t)x->columns;
+    const struct view *ids = after_input(op), *shared = &op->views[op->op.operand_count - 1];
+    const struct view *routed = shared - 1, *matrices = shared - 5;
+    bool sorted = matrices > ids + 1;
+    struct routing routing = {ids, sorted ? &ids[1] : NULL, sorted ? &ids[2] : NULL};
+    size_t shared_units = shared->columns, columns = op->views[0].columns;
+    float *gate = workspace, *up = gate + BLOCK_ROWS * columns;
+    struct view x = product_input(op, up + BLOCK_ROWS * columns);
     for (size_t unit = begin, rows; unit < end; unit += rows) {
         if (unit < shared_units) {
             rows = block_rows((end < shared_units ? end : shared_units) - unit);
             matrix_block(&matrices[2], unit, rows, gate);
             matrix_block(&matrices[3], unit, rows, up);
-            for (size_t t = 0; t < x->rows; t++)
-                gate_up_block(gate, up, rows, float_row(x, t), x->columns, float_row(shared, t) + unit);
+            for (size_t t = 0; t < x.rows; t++)
+                gate_up_block(gate, up, rows, float_row(&x, t), columns, float_row(shared, t) + unit);
             continue;
         }
         struct expert_block block =
@@ -191,7 +193,7 @@ void reference_expert_gate_up(const struct bound_op *op, size_t begin, size_t en
         }
         for (size_t i = 0; i < block.count; i++) {
             size_t pair = pair_at(&block, i);
-            gate_up_block(gate, up, rows, float_row(x, pair / ids->columns), x->columns,
+            gate_up_block(gate, up, rows, float_row(&x, pair / ids->columns), columns,
                           float_row(routed, pair) + block.column);
         }
     }

@@ -28,22 +28,26 @@ static void product_columns(const struct view *x, const struct view *matrix, siz
     }
 }
 
-/* x[T,in], then matrix_count times W[out,in] -> y[T,out]: y = x W^T; with accumulate y += x W^T.
+/* x[T,in], (norm), then matrix_count times W[out,in] -> y[T,out]: y = x W^T; with accumulate y += x W^T.
  * Unit: a row of a W, those of the first matrix first. */
 void reference_linear(const struct bound_op *op, size_t begin, size_t end, void *workspace) {
+    float *block = workspace;
+    struct view x = product_input(op, block + BLOCK_ROWS * (size_t)op->views[0].columns);
     size_t first = 0;
     for (uint32_t i = 0; i < op->op.constants.matrix_count; i++) {
-        const struct view *matrix = &op->views[1 + 2 * i], *y = &op->views[2 + 2 * i];
+        const struct view *matrix = after_input(op) + 2 * i, *y = matrix + 1;
         size_t last = first + matrix->rows;
         size_t from = begin > first ? begin : first, to = end < last ? end : last;
         if (from < to)
-            product_columns(&op->views[0], matrix, from - first, to - first, op->op.constants.accumulate,
-                            workspace, y);
+            product_columns(&x, matrix, from - first, to - first, op->op.constants.accumulate, block, y);
         first = last;
     }
 }
 
-/* x[R,H], head[V,H] -> logits[R,V] = x head^T. Unit: a row of the head. */
+/* x[R,H], (norm), head[V,H] -> logits[R,V] = x head^T. Unit: a row of the head. */
 void reference_head(const struct bound_op *op, size_t begin, size_t end, void *workspace) {
-    product_columns(&op->views[0], &op->views[1], begin, end, false, workspace, &op->views[2]);
+    float *block = workspace;
+    struct view x = product_input(op, block + BLOCK_ROWS * (size_t)op->views[0].columns);
+    const struct view *head = after_input(op);
+    product_columns(&x, head, begin, end, false, block, head + 1);
 }

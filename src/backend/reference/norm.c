@@ -1,18 +1,32 @@
 /* Norms over the last dimension. */
 #include "backend/reference/reference.h"
 
+static void rms_norm_row(const float *x, const struct view *weight, float epsilon, float *y) {
+    float scale = rms_scale(x, weight->columns, epsilon);
+    for (size_t i = 0; i < weight->columns; i++)
+        y[i] = x[i] * scale * vector_at(weight, i);
+}
+
 /* x[T,n], weight[n] -> y[T,n] = x / sqrt(mean(x^2) + epsilon) * weight, the mean over a row.
  * rms_norm: rows of the hidden state; head_norm: heads of q or k. Unit: a row. */
 void reference_rms_norm(const struct bound_op *op, size_t begin, size_t end, void *workspace) {
     (void)workspace;
-    const struct view *x = &op->views[0], *weight = &op->views[1], *y = &op->views[2];
-    for (size_t t = begin; t < end; t++) {
-        const float *in = float_row(x, t);
-        float *out = float_row(y, t);
-        float scale = rms_scale(in, x->columns, op->op.constants.epsilon);
-        for (size_t i = 0; i < x->columns; i++)
-            out[i] = in[i] * scale * vector_at(weight, i);
-    }
+    for (size_t t = begin; t < end; t++)
+        rms_norm_row(float_row(&op->views[0], t), &op->views[1], op->op.constants.epsilon,
+                     float_row(&op->views[2], t));
+}
+
+struct view product_input(const struct bound_op *op, float *rows) {
+    struct view input = op->views[0];
+    if (!op->op.constants.normalise)
+        return input;
+    for (size_t t = 0; t < input.rows; t++)
+        rms_norm_row(float_row(&op->views[0], t), &op->views[1], op->op.constants.epsilon,
+                     rows + t * input.columns);
+    input.data = rows;
+    input.bytes = input.data;
+    input.stride = input.columns;
+    return input;
 }
 
 void gated_norm_row(const float *x, const float *z, const struct view *weight, float epsilon, float *y) {

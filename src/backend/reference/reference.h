@@ -67,11 +67,15 @@ void reference_rms_norm(const struct bound_op *op, size_t begin, size_t end, voi
 void reference_gated_norm(const struct bound_op *op, size_t begin, size_t end, void *workspace);
 /* One row of it: y = x rms_scale(x) weight silu(z); y may be x. */
 void gated_norm_row(const float *x, const float *z, const struct view *weight, float epsilon, float *y);
+/* What an op's products multiply: x or, where it normalises, rms_norm of its rows, computed into `rows`,
+ * which is as large as x. */
+struct view product_input(const struct bound_op *op, float *rows);
 /* delta.c */
 void reference_conv_silu(const struct bound_op *op, size_t begin, size_t end, void *workspace);
 void reference_delta_gates(const struct bound_op *op, size_t begin, size_t end, void *workspace);
 void reference_delta_scan(const struct bound_op *op, size_t begin, size_t end, void *workspace);
 void reference_delta_tail(const struct bound_op *op, size_t begin, size_t end, void *workspace);
+void reference_delta_step(const struct bound_op *op, size_t begin, size_t end, void *workspace);
 /* attention.c */
 void reference_rope(const struct bound_op *op, size_t begin, size_t end, void *workspace);
 void reference_kv_write(const struct bound_op *op, size_t begin, size_t end, void *workspace);

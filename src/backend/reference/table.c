@@ -20,6 +20,10 @@ static size_t second_rows(const struct bound_op *op) {
     return op->views[1].rows;
 }
 
+static size_t step_units(const struct bound_op *op) {
+    return op->op.constants.key_heads;
+}
+
 static size_t embed_units(const struct bound_op *op) {
     return op->views[0].columns;
 }
@@ -27,7 +31,7 @@ static size_t embed_units(const struct bound_op *op) {
 static size_t linear_units(const struct bound_op *op) {
     size_t units = 0;
     for (uint32_t i = 0; i < op->op.constants.matrix_count; i++)
-        units += op->views[1 + 2 * i].rows;
+        units += after_input(op)[2 * i].rows;
     return units;
 }
 
@@ -62,19 +66,29 @@ static size_t expert_linear_units(const struct bound_op *op) {
 
 static size_t gate_up_units(const struct bound_op *op) {
     uint32_t count = op->op.operand_count;
-    return op->views[count - 1].columns + expert_rows(op, count == 10, op->views[count - 2].columns);
+    uint32_t sorted = op->op.constants.normalise ? 11 : 10;
+    return op->views[count - 1].columns + expert_rows(op, count == sorted, op->views[count - 2].columns);
 }
 
 static size_t row_workspace(const struct bound_op *op) {
     return op->views[0].columns * sizeof(float);
 }
 
+/* All rows of x, where the op normalises them. */
+static size_t input_workspace(const struct bound_op *op) {
+    return op->op.constants.normalise ? op->views[0].rows * row_workspace(op) : 0;
+}
+
 static size_t block_workspace(const struct bound_op *op) {
-    return BLOCK_ROWS * row_workspace(op);
+    return BLOCK_ROWS * row_workspace(op) + input_workspace(op);
 }
 
 static size_t two_blocks_workspace(const struct bound_op *op) {
-    return 2 * block_workspace(op);
+    return 2 * BLOCK_ROWS * row_workspace(op) + input_workspace(op);
+}
+
+static size_t step_workspace(const struct bound_op *op) {
+    return 2 * op->op.constants.key_size * sizeof(float);
 }
 
 static size_t qk_prep_workspace(const struct bound_op *op) {
@@ -86,7 +100,7 @@ static size_t attention_workspace(const struct bound_op *op) {
 }
 
 static size_t router_workspace(const struct bound_op *op) {
-    return row_workspace(op) + op->op.constants.experts * sizeof(float);
+    return row_workspace(op) + op->op.constants.experts * sizeof(float) + input_workspace(op);
 }
 
 static size_t down_workspace(const struct bound_op *op) {
@@ -107,6 +121,7 @@ const struct reference_op reference_ops[OP_KIND_COUNT] = {
     [OP_DELTA_SCAN] = {scan_units, reference_delta_scan, NULL},
     [OP_GATED_NORM] = {head_row_units, reference_gated_norm, NULL},
     [OP_DELTA_TAIL] = {tail_units, reference_delta_tail, NULL},
+    [OP_DELTA_STEP] = {step_units, reference_delta_step, step_workspace},
     [OP_HEAD_NORM] = {result_rows, reference_rms_norm, NULL},
     [OP_ROPE] = {result_rows, reference_rope, NULL},
     [OP_KV_WRITE] = {second_rows, reference_kv_write, NULL},
@@ -119,7 +134,7 @@ const struct reference_op reference_ops[OP_KIND_COUNT] = {
     [OP_EXPERT_COMBINE] = {result_rows, reference_expert_combine, NULL},
     [OP_EXPERT_GATE_UP] = {gate_up_units, reference_expert_gate_up, two_blocks_workspace},
     [OP_EXPERT_DOWN] = {result_columns, reference_expert_down, down_workspace},
-    [OP_HEAD] = {second_rows, reference_head, block_workspace},
+    [OP_HEAD] = {result_columns, reference_head, block_workspace},
     [OP_SAMPLE] = {one, reference_sample, sample_workspace},
 };
 
