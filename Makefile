@@ -10,7 +10,7 @@ START := $(shell date +%s)
 
 CONFIGURE = cmake -B "$(BUILD_DIR)" -DCMAKE_INSTALL_PREFIX="$(PREFIX)"
 BUILD = unset MAKEFLAGS MAKELEVEL MFLAGS; cmake --build "$(BUILD_DIR)" --parallel $(JOBS)
-C_FILES = git ls-files -z '*.c' '*.h'
+C_FILES = git ls-files -z '*.c' '*.h' '*.cu' '*.cuh'
 
 # Targets run in the order in which they are named. JOBS is for the make below CMake, which BUILD keeps from taking
 # itself for a part of this one.

@@ -27,7 +27,11 @@ LIBRARIES = {
     "microhttpd.h": {"server"},
     "histedit.h": {"cli"},
     "editline/readline.h": {"cli"},
+    "cuda_runtime_api.h": {"backend"},
 }
+
+# What kernels, which are no C, may include besides.
+CUDA = re.compile(r"(cuda_runtime|cuda_bf16|cuda_fp16|cuda_pipeline|cooperative_groups|math_constants|mma)\.h")
 
 # C17, POSIX, what Linux and macOS add, and the vector instructions of the two processors.
 SYSTEM = re.compile(
@@ -45,7 +49,7 @@ def tracked():
 
 
 FILES = tracked()
-SOURCES = [path for path in FILES if path.suffix in {".c", ".h"}]
+SOURCES = [path for path in FILES if path.suffix in {".c", ".h", ".cu", ".cuh"}]
 OURS = [path for path in SOURCES if path.is_relative_to(ROOT / "src") or path.is_relative_to(ROOT / "include")]
 
 
@@ -96,7 +100,7 @@ def test_headers_do_not_include_in_a_circle():
     graph = {
         str(path.relative_to(ROOT / "src")): [name for _, quote, name in includes(path) if quote == '"']
         for path in OURS
-        if path.suffix == ".h" and path.is_relative_to(ROOT / "src")
+        if path.suffix in {".h", ".cuh"} and path.is_relative_to(ROOT / "src")
     }
     done = set()
 
@@ -124,6 +128,8 @@ def test_only_the_named_libraries_are_used():
         if not path.is_relative_to(ROOT / "src"):
             continue
         for number, quote, name in includes(path):
+            if path.suffix in {".cu", ".cuh"} and CUDA.fullmatch(name):
+                continue
             if quote == "<" and not SYSTEM.fullmatch(name) and layer(path) not in LIBRARIES.get(name, ()):
                 wrong.append(f"{path.relative_to(ROOT)}:{number}: <{name}>")
     assert not wrong, "a header of no library that this layer may use:\n" + "\n".join(wrong)
@@ -139,7 +145,7 @@ def test_files_have_one_subject():
 def test_headers_are_guarded_and_code_has_no_licence_of_others(path):
     text = path.read_text()
     assert "copyright" not in text.lower(), "third-party code does not belong here"
-    if path.suffix == ".h":
+    if path.suffix in {".h", ".cuh"}:
         assert re.search(r"#ifndef (\w+)\n#define \1\n", text), "no include guard"
 
 

@@ -2,14 +2,31 @@
 
 #include <string.h>
 
+/* In the order in which "auto" takes them; the last needs nothing. */
+static const struct backend_class *const classes[] = {
+#ifdef CALLA_CUDA
+    &cuda_backend,
+#endif
+    &cpu_backend,
+    &reference_backend,
+};
+
 const struct backend_class *backend_find(const char *name, struct calla_error *error) {
-    static const struct backend_class *const classes[] = {&cpu_backend, &reference_backend};
-    if (strcmp(name, "auto") == 0)
-        return classes[0];
-    for (size_t i = 0; i < sizeof classes / sizeof *classes; i++)
-        if (strcmp(name, classes[i]->name) == 0)
-            return classes[i];
-    error_set(error, CALLA_BAD_INPUT, "There is no backend '%s'; this program has auto, cpu and reference.",
-              name);
+    for (size_t i = 0; i < sizeof classes / sizeof *classes; i++) {
+        const struct backend_class *class = classes[i];
+        bool automatic = strcmp(name, "auto") == 0;
+        if (!automatic && strcmp(name, class->name) != 0)
+            continue;
+        if (class->available == NULL || class->available(automatic ? NULL : error))
+            return class;
+        if (!automatic)
+            return NULL;
+    }
+    if (strcmp(name, "cuda") == 0)
+        error_set(error, CALLA_UNSUPPORTED,
+                  "This program was built without CUDA: build it where nvcc is, or use --backend cpu.");
+    else
+        error_set(error, CALLA_BAD_INPUT,
+                  "There is no backend '%s'; this program has auto, cpu, cuda and reference.", name);
     return NULL;
 }

@@ -20,6 +20,8 @@ struct program;
 /* A backend's functions. Those that can fail fill the error. A program belongs to one device session. */
 struct backend_class {
     const char *name;
+    /* Whether this machine has the device; NULL: always. */
+    bool (*available)(struct calla_error *error);
     struct backend *(*open)(const struct backend_options *options, struct calla_error *error);
     void (*close)(struct backend *backend);
     int (*threads)(const struct backend *backend);
@@ -74,10 +76,14 @@ struct backend {
     const struct backend_class *class;
 };
 
-/* The class of "auto", "cpu" or "reference"; NULL with an error that lists the names. */
+/* The class of "auto", "cpu", "cuda" or "reference"; NULL with an error that lists the names or says what is
+ * missing. "auto" is the first whose device is there. */
 const struct backend_class *backend_find(const char *name, struct calla_error *error);
 
 extern const struct backend_class reference_backend;
 extern const struct backend_class cpu_backend;
+#ifdef CALLA_CUDA
+extern const struct backend_class cuda_backend;
+#endif
 
 #endif

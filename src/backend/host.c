@@ -1,8 +1,8 @@
 #include "backend/host.h"
 
-#include <inttypes.h>
 #include <stdlib.h>
 
+#include "backend/binding.h"
 #include "plan/op_check.h"
 
 struct backend *host_open(const struct backend_class *class, size_t size, int threads,
@@ -150,9 +150,7 @@ static unsigned char *session_bytes(struct device_session *session, enum space s
     struct memory *memory = session_memory(session, space, buffer);
     if (memory != NULL && offset <= memory->size && size <= memory->size - offset)
         return (unsigned char *)memory->data + offset;
-    error_set(error, CALLA_BAD_INPUT,
-              "Bytes %" PRIu64 " to %" PRIu64 " of %s buffer %u are not in the session.", offset,
-              offset + size, space_name(space), buffer);
+    binding_not_in_session(space, buffer, offset, size, error);
     return NULL;
 }
 
@@ -185,21 +183,14 @@ bool host_reset(struct device_session *session, struct calla_error *error) {
     return host_kv_clear(session, error);
 }
 
-/* A weight as a view of the mapped files. Plans come from the same table, so a mismatch is a bug; it must not
- * become a wild read. */
+/* A weight as a view of the mapped files. */
 static bool bind_weight(struct view *view, const struct operand *operand,
                         const struct host_backend *backend) {
-    if (backend->weights == NULL || operand->buffer >= backend->weights->table.count)
-        return false;
-    const struct weight *weight = &backend->weights->table.weights[operand->buffer];
-    bool affine = weight->dtype == DTYPE_AFFINE4 || weight->dtype == DTYPE_AFFINE8;
-    if (operand->access != ACCESS_READ || operand->offset != 0 || operand->dtype != weight->dtype ||
-        operand->columns != weight->columns || operand->stride != weight->columns ||
-        operand->rows > (uint64_t)weight->matrices * weight->rows ||
-        (affine && weight->columns % DTYPE_AFFINE_GROUP != 0) || weight->part_count != (affine ? 3 : 1))
+    const struct weight *weight = binding_weight(operand, backend->weights);
+    if (weight == NULL)
         return false;
     view->bytes = weights_part(backend->weights, operand->buffer, 0);
-    if (affine) {
+    if (weight->part_count == 3) {
         view->scales = weights_part(backend->weights, operand->buffer, 1);
         view->biases = weights_part(backend->weights, operand->buffer, 2);
         view->scale_dtype = weight->parts[1].dtype;
@@ -208,13 +199,8 @@ static bool bind_weight(struct view *view, const struct operand *operand,
     return true;
 }
 
-/* A view of a buffer: aligned, and every row inside it. */
 static bool bind_memory(struct view *view, const struct operand *operand, const struct memory *memory) {
-    uint64_t element = operand->dtype < DTYPE_COUNT ? dtype_bits((enum dtype)operand->dtype) / 8 : 0;
-    if (memory == NULL || element == 0 || operand->offset % element != 0 || operand->offset > memory->size)
-        return false;
-    uint64_t elements = (uint64_t)(operand->rows - 1) * operand->stride + operand->columns;
-    if (elements > (memory->size - operand->offset) / element)
+    if (memory == NULL || !binding_inside(operand, memory->size))
         return false;
     view->data = (unsigned char *)memory->data + operand->offset;
     view->bytes = view->data;
@@ -231,10 +217,8 @@ static bool bind(struct bound_op *bound, struct device_session *session, const s
                               .rows = operand->rows,
                               .columns = operand->columns,
                               .stride = operand->stride};
-        bool inside = operand->rows > 0 && operand->columns > 0;
-        if (!inside)
-            ;
-        else if (operand->space == SPACE_WEIGHT)
+        bool inside;
+        if (operand->space == SPACE_WEIGHT)
             inside = bind_weight(view, operand, session->backend);
         else if (operand->space == SPACE_SCRATCH)
             inside = bind_memory(view, operand,
@@ -243,10 +227,7 @@ static bool bind(struct bound_op *bound, struct device_session *session, const s
             inside = bind_memory(view, operand,
                                  session_memory(session, (enum space)operand->space, operand->buffer));
         if (!inside)
-            return error_set(error, CALLA_BAD_INPUT,
-                             "Malformed plan: op %s of layer %d: operand %u, %s buffer %u, is not inside it.",
-                             op_name(bound->op.kind), bound->op.layer, i,
-                             space_name((enum space)operand->space), operand->buffer);
+            return binding_refuse(&bound->op, i, error);
     }
     return true;
 }
@@ -344,21 +325,11 @@ static bool prepare_position(struct device_session *session, const struct progra
     for (uint32_t i = 0; i < program->op_count; i++) {
         const struct bound_op *bound = &program->ops[i];
         uint64_t rows, limit;
-        if (bound->op.kind == OP_KV_WRITE || bound->op.kind == OP_QK_PREP) {
-            rows = bound->views[2].rows;
-            limit = bound->views[bound->op.operand_count - 1].rows;
-        } else if (bound->op.kind == OP_ATTENTION) {
-            rows = bound->views[1].rows / bound->op.constants.heads;
-            limit = bound->views[3].rows;
-        } else {
+        if (!binding_cache_rows(&bound->op, &rows, &limit))
             continue;
-        }
         uint32_t position = record_of(&bound->views[0])->position;
         if (position + rows > limit)
-            return error_set(error, CALLA_CONTEXT_FULL,
-                             "The context is full: %" PRIu64 " tokens at position %u do not fit into %" PRIu64
-                             "; open the session with a longer context.",
-                             rows, position, limit);
+            return binding_context_full(rows, position, limit, error);
         begin = position < begin ? position : begin;
         end = position + rows > end ? position + rows : end;
     }

@@ -1,6 +1,7 @@
 /* A bench to run single ops or short plans on any backend: random operands in, results out. A program of
  * tests runs as a whole once for each configuration: the reference, then the CPU backend with each of its
- * instruction sets that this processor has and with each kind of matrix operands.
+ * instruction sets that this processor has and with each kind of matrix operands, then the CUDA backend where
+ * a GPU is.
  *
  * Weights go into a temporary file, every part at an odd offset, as in the published checkpoints; everything
  * else into the state buffers of a session, which can be written and read. A step record, if wanted, is the
@@ -295,12 +296,15 @@ static inline bool bench_try(struct bench *bench, const struct backend_class *cl
 
 /* 0 for plans without products of 4-bit weights, and on the reference. */
 static inline double rounding_of(const struct plan *plan) {
-    if (bench_current.class != &cpu_backend)
+    if (bench_current.class == &reference_backend)
         return 0;
     for (uint32_t i = 0; i < plan->op_count; i++)
         for (uint32_t j = 0; plan->ops[i].kind != OP_EMBED && j < plan->ops[i].operand_count; j++)
             if (plan->ops[i].operands[j].dtype == DTYPE_AFFINE4)
-                return bench_current.policy.matrix_operands == MATRIX_INT8 ? 0.1 : 0.02;
+                return bench_current.class == &cpu_backend &&
+                               bench_current.policy.matrix_operands == MATRIX_INT8
+                           ? 0.1
+                           : 0.02;
     return 0;
 }
 
@@ -337,6 +341,21 @@ static inline void bench_run(struct bench *bench) {
     }
 }
 
+/* On the GPU, where there is one. */
+static inline int bench_run_cuda(const char *name, const struct CMUnitTest *tests, size_t count) {
+    char title[128];
+    struct calla_error error;
+    const struct backend_class *class = backend_find("cuda", &error);
+    if (class == NULL) {
+        print_message("%s: not run on a GPU. %s\n", name, error.message);
+        return 0;
+    }
+    bench_current = (struct bench_configuration){class, {0}, "cuda"};
+    policy_defaults(&bench_current.policy, "cuda");
+    snprintf(title, sizeof title, "%s, cuda", name);
+    return _cmocka_run_group_tests(title, tests, count, NULL, NULL);
+}
+
 /* Runs the tests in every configuration: the number of failed ones. */
 static inline int bench_run_tests(const char *name, const struct CMUnitTest *tests, size_t count) {
     char title[128];
@@ -358,7 +377,7 @@ static inline int bench_run_tests(const char *name, const struct CMUnitTest *tes
             snprintf(title, sizeof title, "%s, cpu %s %s", name, kernels->name, bf16 ? "bf16" : "int8");
             failed += _cmocka_run_group_tests(title, tests, count, NULL, NULL);
         }
-    return failed;
+    return failed + bench_run_cuda(name, tests, count);
 }
 
 #define BENCH_RUN_TESTS(tests) bench_run_tests(__FILE__, tests, sizeof(tests) / sizeof *(tests))

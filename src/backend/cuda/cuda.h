@@ -23,13 +23,20 @@ extern "C" {
 #endif
 
 #include "plan/op.h"
+#include "plan/policy.h"
 
 #define CUDA_TILE_ROWS 16
 #define CUDA_TILE_COLUMNS 64
 #define CUDA_TILE_CODES 512 /* bytes */
 
+#ifdef __CUDACC__
+#define CUDA_EVERYWHERE __host__ __device__
+#else
+#define CUDA_EVERYWHERE
+#endif
+
 /* How the scales and biases of an affine matrix are stored: in pairs of two bfloat16 or of two float32. */
-static inline uint32_t cuda_tile_bytes(enum dtype scale_dtype) {
+CUDA_EVERYWHERE static inline uint32_t cuda_tile_bytes(enum dtype scale_dtype) {
     return CUDA_TILE_CODES + CUDA_TILE_ROWS * (scale_dtype == DTYPE_BF16 ? 4 : 8);
 }
 
@@ -53,6 +60,7 @@ struct cuda_device {
     int ordinal, major, minor;
     int multiprocessors;
     int shared_bytes; /* of one block, at most */
+    const struct policy *policy;
 };
 
 /* Queues an op's kernels. `workspace` is the op's own memory for the time of the op, as large as its

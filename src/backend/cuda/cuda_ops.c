@@ -1,0 +1,37 @@
+/* Which kernels compute an op: for each kind a list, of which the first that fits is taken. */
+#include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/generic.h"
+
+#define MAX_KERNELS 6
+
+static const struct cuda_kernel kernels[OP_KIND_COUNT][MAX_KERNELS] = {
+    [OP_EMBED] = {{NULL, NULL, cuda_generic_embed}},
+    [OP_RMS_NORM] = {{NULL, NULL, cuda_generic_rms_norm}},
+    [OP_LINEAR] = {{NULL, NULL, cuda_generic_linear}},
+    [OP_CONV_SILU] = {{NULL, NULL, cuda_generic_conv_silu}},
+    [OP_DELTA_GATES] = {{NULL, NULL, cuda_generic_delta_gates}},
+    [OP_DELTA_SCAN] = {{NULL, NULL, cuda_generic_delta_scan}},
+    [OP_GATED_NORM] = {{NULL, NULL, cuda_generic_gated_norm}},
+    [OP_DELTA_TAIL] = {{NULL, cuda_generic_delta_tail_workspace, cuda_generic_delta_tail}},
+    [OP_HEAD_NORM] = {{NULL, NULL, cuda_generic_rms_norm}},
+    [OP_ROPE] = {{NULL, NULL, cuda_generic_rope}},
+    [OP_KV_WRITE] = {{NULL, NULL, cuda_generic_kv_write}},
+    [OP_QK_PREP] = {{NULL, NULL, cuda_generic_qk_prep}},
+    [OP_ATTENTION] = {{NULL, NULL, cuda_generic_attention}},
+    [OP_ROUTER] = {{NULL, NULL, cuda_generic_router}},
+    [OP_EXPERT_SORT] = {{NULL, NULL, cuda_generic_expert_sort}},
+    [OP_EXPERT_LINEAR] = {{NULL, NULL, cuda_generic_expert_linear}},
+    [OP_SWIGLU] = {{NULL, NULL, cuda_generic_swiglu}},
+    [OP_EXPERT_COMBINE] = {{NULL, NULL, cuda_generic_expert_combine}},
+    [OP_EXPERT_GATE_UP] = {{NULL, cuda_generic_expert_gate_up_workspace, cuda_generic_expert_gate_up}},
+    [OP_EXPERT_DOWN] = {{NULL, cuda_generic_expert_down_workspace, cuda_generic_expert_down}},
+    [OP_HEAD] = {{NULL, NULL, cuda_generic_head}},
+    [OP_SAMPLE] = {{NULL, cuda_generic_sample_workspace, cuda_generic_sample}},
+};
+
+const struct cuda_kernel *cuda_kernel_of(const struct cuda_op *op, const struct cuda_device *device) {
+    const struct cuda_kernel *kernel = kernels[op->op.kind];
+    while (kernel->fits != NULL && !kernel->fits(op, device))
+        kernel++;
+    return kernel;
+}

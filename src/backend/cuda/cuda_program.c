@@ -1,0 +1,280 @@
+/* A plan made ready to run: bound to device memory, its kernels chosen, and recorded into one graph, so that
+ * running it is one call. */
+#include "backend/binding.h"
+#include "backend/cuda/cuda_backend.h"
+#include "plan/op_check.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define ALIGNMENT 256
+
+/* Scratch bytes up to which a program is a small one. */
+#define SMALL_SCRATCH ((uint64_t)32 << 20)
+
+struct cuda_program {
+    struct cuda_backend *backend;
+    struct cuda_session *session;
+    struct cuda_op *ops;
+    const struct cuda_kernel **kernels;
+    uint64_t *workspaces;        /* their offsets in the scratch memory */
+    struct cuda_memory *scratch; /* sizes; `data` is bound to scratch_base */
+    uint32_t op_count, scratch_count;
+    uint64_t scratch_bytes; /* of all buffers and workspaces */
+    const void *scratch_base;
+    cudaGraphExec_t graph;
+    bool samples;                     /* it moves the record on */
+    uint64_t cache_rows, cache_limit; /* of the op that needs the cache most; 0: none does */
+};
+
+static uint64_t place_of(uint64_t bytes) {
+    return (bytes + ALIGNMENT) / ALIGNMENT * ALIGNMENT;
+}
+
+void cuda_program_free(struct program *base) {
+    struct cuda_program *program = (struct cuda_program *)base;
+    if (program == NULL)
+        return;
+    if (program->graph != NULL) {
+        cudaStreamSynchronize(program->backend->stream);
+        cudaGraphExecDestroy(program->graph);
+    }
+    free(program->scratch);
+    free(program->workspaces);
+    free((void *)program->kernels);
+    free(program->ops);
+    free(program);
+}
+
+static bool bind_weight(struct cuda_view *view, const struct operand *operand,
+                        const struct cuda_backend *backend) {
+    if (binding_weight(operand, backend->weights) == NULL)
+        return false;
+    *view = backend->weight_views[operand->buffer];
+    view->rows = operand->rows;
+    return true;
+}
+
+static bool bind_memory(struct cuda_view *view, const struct operand *operand,
+                        const struct cuda_memory *memory) {
+    if (memory == NULL || !binding_inside(operand, memory->size))
+        return false;
+    *view = (struct cuda_view){.data = (char *)memory->data + operand->offset,
+                               .dtype = operand->dtype,
+                               .rows = operand->rows,
+                               .columns = operand->columns,
+                               .stride = operand->stride};
+    return true;
+}
+
+/* The place of the record is known to the host, which must know positions before the device does. */
+static bool is_record(const struct operand *operand) {
+    return operand->space == SPACE_STEP && operand->buffer == STEP_RECORD && operand->offset == 0;
+}
+
+static bool bind(struct cuda_op *bound, const struct cuda_program *program, struct calla_error *error) {
+    for (uint32_t i = 0; i < bound->op.operand_count; i++) {
+        const struct operand *operand = &bound->op.operands[i];
+        struct cuda_view *view = &bound->views[i];
+        bool inside;
+        if (operand->space == SPACE_WEIGHT)
+            inside = bind_weight(view, operand, program->backend);
+        else if (operand->space == SPACE_SCRATCH)
+            inside = operand->buffer < program->scratch_count &&
+                     bind_memory(view, operand, &program->scratch[operand->buffer]);
+        else
+            inside = bind_memory(
+                view, operand,
+                cuda_session_memory(program->session, (enum space)operand->space, operand->buffer));
+        if (!inside || (operand->dtype == DTYPE_U8 && !is_record(operand)))
+            return binding_refuse(&bound->op, i, error);
+    }
+    return true;
+}
+
+static struct cuda_memory *scratch_of(const struct cuda_program *program) {
+    return &program->backend->scratch[program->scratch_bytes > SMALL_SCRATCH];
+}
+
+/* Makes the backend's scratch memory large enough. What runs in it must have ended before it moves. */
+static bool reserve_scratch(const struct cuda_program *program, struct calla_error *error) {
+    struct cuda_memory *scratch = scratch_of(program), larger;
+    if (program->scratch_bytes <= scratch->size && scratch->data != NULL)
+        return true;
+    cudaError_t status = cudaStreamSynchronize(program->backend->stream);
+    if (status != cudaSuccess)
+        return cuda_lost(program->backend, status, "computing", error);
+    cuda_release(scratch); /* before the larger is asked for, so that both need not fit */
+    if (!cuda_allocate(&larger, program->scratch_bytes, "scratch memory (a smaller chunk_rows needs less)",
+                       error))
+        return false;
+    *scratch = larger;
+    return true;
+}
+
+/* Binds all ops to where the scratch memory is now. */
+static bool bind_ops(struct cuda_program *program, struct calla_error *error) {
+    if (!reserve_scratch(program, error))
+        return false;
+    char *next = scratch_of(program)->data;
+    for (uint32_t i = 0; i < program->scratch_count; i++) {
+        program->scratch[i].data = next;
+        next += place_of(program->scratch[i].size);
+    }
+    for (uint32_t i = 0; i < program->op_count; i++)
+        if (!bind(&program->ops[i], program, error))
+            return false;
+    program->scratch_base = scratch_of(program)->data;
+    return true;
+}
+
+/* Queues the kernels of all ops; `failed` is the op at which that ended. */
+static cudaError_t queue_ops(const struct cuda_program *program, uint32_t *failed) {
+    cudaError_t status = cudaSuccess;
+    for (uint32_t i = 0; i < program->op_count && status == cudaSuccess; i++) {
+        *failed = i;
+        char *workspace = (char *)scratch_of(program)->data + program->workspaces[i];
+        status = program->kernels[i]->launch(&program->ops[i], &program->backend->device, workspace,
+                                             program->backend->stream);
+    }
+    return status;
+}
+
+/* Records the program into a graph; nothing runs. */
+static bool record(struct cuda_program *program, struct calla_error *error) {
+    cudaStream_t stream = program->backend->stream;
+    if (program->graph != NULL)
+        cudaGraphExecDestroy(program->graph);
+    program->graph = NULL;
+    cudaGraph_t graph = NULL;
+    uint32_t failed = 0;
+    cudaError_t status = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+    if (status != cudaSuccess)
+        return cuda_failed(status, "recording a plan", error);
+    cudaError_t launched = queue_ops(program, &failed);
+    status = cudaStreamEndCapture(stream, &graph);
+    if (launched != cudaSuccess) {
+        char what[64];
+        snprintf(what, sizeof what, "op %s of layer %d", op_name(program->ops[failed].op.kind),
+                 program->ops[failed].op.layer);
+        cuda_failed(launched, what, error);
+    } else if (status != cudaSuccess ||
+               (status = cudaGraphInstantiate(&program->graph, graph, 0)) != cudaSuccess) {
+        cuda_failed(status, "recording a plan", error);
+    }
+    if (graph != NULL)
+        cudaGraphDestroy(graph);
+    cudaGetLastError(); /* what was reported shall not be found again by the next call */
+    return program->graph != NULL;
+}
+
+static bool check_ops(struct cuda_program *program, const struct plan *plan, struct calla_error *error) {
+    for (uint32_t i = 0; i < plan->op_count; i++) {
+        const struct op *op = &plan->ops[i];
+        program->ops[i].op = *op;
+        if (!op_check(op, error))
+            return false;
+        program->samples |= op->kind == OP_SAMPLE;
+        uint64_t rows, limit;
+        if (binding_cache_rows(op, &rows, &limit) &&
+            (program->cache_limit == 0 ||
+             (int64_t)limit - (int64_t)rows < (int64_t)program->cache_limit - (int64_t)program->cache_rows)) {
+            program->cache_rows = rows;
+            program->cache_limit = limit;
+        }
+    }
+    program->op_count = plan->op_count;
+    return true;
+}
+
+/* Sizes of the scratch buffers; then, bound once for it, kernels and their workspaces. Ops of one phase may
+ * run side by side: their workspaces lie apart. */
+static bool lay_out(struct cuda_program *program, const struct plan *plan, struct calla_error *error) {
+    for (uint32_t i = 0; i < plan->scratch_count; i++) {
+        program->scratch[i].size = buffer_shape_bytes(&plan->scratch[i]);
+        if (program->scratch[i].size > UINT64_MAX / 4 || program->scratch_bytes > UINT64_MAX / 4)
+            return error_memory(error, plan->scratch[i].name, SIZE_MAX);
+        program->scratch_bytes += place_of(program->scratch[i].size);
+    }
+    program->scratch_count = plan->scratch_count;
+    for (uint32_t i = 0; i < program->op_count; i++)
+        if (!bind(&program->ops[i], program, error))
+            return false;
+    uint64_t offset = program->scratch_bytes, end = offset;
+    for (uint32_t i = 0; i < program->op_count; i++) {
+        const struct cuda_op *op = &program->ops[i];
+        if (i == 0 || op->op.phase != program->ops[i - 1].op.phase)
+            offset = program->scratch_bytes;
+        program->kernels[i] = cuda_kernel_of(op, &program->backend->device);
+        program->workspaces[i] = offset;
+        if (program->kernels[i]->workspace != NULL)
+            offset += place_of(program->kernels[i]->workspace(op, &program->backend->device));
+        end = offset > end ? offset : end;
+    }
+    program->scratch_bytes = end;
+    return true;
+}
+
+struct program *cuda_compile(struct device_session *base, const struct plan *plan,
+                             struct calla_error *error) {
+    struct cuda_session *session = (struct cuda_session *)base;
+    if (!cuda_usable(session->backend, error))
+        return NULL;
+    struct cuda_program *program = calloc(1, sizeof *program);
+    if (program == NULL) {
+        error_memory(error, "a program", sizeof *program);
+        return NULL;
+    }
+    program->backend = session->backend;
+    program->session = session;
+    size_t count = plan->op_count + (size_t)1;
+    program->ops = calloc(count, sizeof *program->ops);
+    program->kernels = calloc(count, sizeof *program->kernels);
+    program->workspaces = calloc(count, sizeof *program->workspaces);
+    program->scratch = calloc(plan->scratch_count + (size_t)1, sizeof *program->scratch);
+    if (program->ops == NULL || program->kernels == NULL || program->workspaces == NULL ||
+        program->scratch == NULL)
+        error_memory(error, "a program", count * sizeof *program->ops);
+    else if (check_ops(program, plan, error) && lay_out(program, plan, error) && bind_ops(program, error) &&
+             record(program, error))
+        return (struct program *)program;
+    cuda_program_free((struct program *)program);
+    return NULL;
+}
+
+/* Whether the cache has room for the rows of every op that reads or writes it. */
+static bool check_position(const struct cuda_program *program, struct calla_error *error) {
+    uint32_t position = program->session->record.position;
+    if (program->cache_limit == 0 || position + program->cache_rows <= program->cache_limit)
+        return true;
+    return binding_context_full(program->cache_rows, position, program->cache_limit, error);
+}
+
+/* Queues the program and returns; the host is at most two programs ahead, so that who stops waiting for an
+ * answer does not wait for many chunks of a prompt. */
+bool cuda_run(struct device_session *base, struct program *compiled, double seconds, bool *finished,
+              struct calla_error *error) {
+    struct cuda_session *session = (struct cuda_session *)base;
+    struct cuda_program *program = (struct cuda_program *)compiled;
+    (void)seconds;
+    *finished = true;
+    if (!cuda_usable(session->backend, error) || !check_position(program, error))
+        return false;
+    if (program->scratch_base != scratch_of(program)->data &&
+        !(bind_ops(program, error) && record(program, error)))
+        return false;
+    cudaEvent_t ran = session->ran[session->runs++ % 2];
+    cudaError_t status = cudaEventSynchronize(ran);
+    if (status == cudaSuccess)
+        status = cudaGraphLaunch(program->graph, session->backend->stream);
+    if (status == cudaSuccess)
+        status = cudaEventRecord(ran, session->backend->stream);
+    if (status != cudaSuccess)
+        return cuda_lost(session->backend, status, "running a plan", error);
+    if (program->samples) {
+        session->record.position += session->record.rows;
+        session->record.rows = 1;
+        session->record.draws++;
+    }
+    return true;
+}

@@ -1,0 +1,154 @@
+/* A session's buffers on the device, one allocation, and the ways into and out of them. */
+#include "backend/binding.h"
+#include "backend/cuda/cuda_backend.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define ALIGNMENT 256
+
+struct cuda_memory *cuda_session_memory(struct cuda_session *session, enum space space, uint32_t buffer) {
+    switch (space) {
+    case SPACE_STATE:
+        return buffer < session->state_count ? &session->state[buffer] : NULL;
+    case SPACE_KV:
+        return buffer < session->kv_count ? &session->kv[buffer] : NULL;
+    case SPACE_STEP:
+        return buffer < STEP_BUFFER_COUNT ? &session->step[buffer] : NULL;
+    default:
+        return NULL;
+    }
+}
+
+static uint64_t place_of(uint64_t bytes) {
+    return (bytes + ALIGNMENT) / ALIGNMENT * ALIGNMENT; /* never 0: each buffer has an address of its own */
+}
+
+static uint64_t bytes_of(const struct buffer_shape *shapes, uint32_t count) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < count; i++)
+        bytes += place_of(buffer_shape_bytes(&shapes[i]));
+    return bytes;
+}
+
+/* Gives buffers their places in memory from `*free` on. */
+static void lay_out(struct cuda_memory *memories, const struct buffer_shape *shapes, uint32_t count,
+                    char **free) {
+    for (uint32_t i = 0; i < count; i++) {
+        memories[i] = (struct cuda_memory){.data = *free, .size = buffer_shape_bytes(&shapes[i])};
+        *free += place_of(memories[i].size);
+    }
+}
+
+static bool allocate(struct cuda_session *session, const struct session_layout *layout,
+                     struct calla_error *error) {
+    uint64_t bytes = bytes_of(layout->state, layout->state_count) + bytes_of(layout->kv, layout->kv_count) +
+                     bytes_of(layout->step, STEP_BUFFER_COUNT);
+    struct cuda_memory memory;
+    if (!cuda_allocate(&memory, bytes, "a session (a shorter context needs less)", error))
+        return false;
+    session->memory = memory.data;
+    char *next = memory.data;
+    lay_out(session->state, layout->state, layout->state_count, &next);
+    lay_out(session->kv, layout->kv, layout->kv_count, &next);
+    lay_out(session->step, layout->step, STEP_BUFFER_COUNT, &next);
+    cudaError_t status = cudaMemsetAsync(memory.data, 0, (size_t)bytes, session->backend->stream);
+    for (int i = 0; i < 2 && status == cudaSuccess; i++)
+        status = cudaEventCreateWithFlags(&session->ran[i], cudaEventDisableTiming);
+    return status == cudaSuccess || cuda_lost(session->backend, status, "opening a session", error);
+}
+
+struct device_session *cuda_session_open(struct backend *base, const struct session_layout *layout,
+                                         struct calla_error *error) {
+    struct cuda_backend *backend = (struct cuda_backend *)base;
+    if (!cuda_usable(backend, error))
+        return NULL;
+    struct cuda_session *session = calloc(1, sizeof *session);
+    size_t count = (size_t)layout->state_count + layout->kv_count + 1;
+    struct cuda_memory *memories = calloc(count, sizeof *memories);
+    uint64_t *row_bytes = calloc(layout->kv_count + (size_t)1, sizeof *row_bytes);
+    if (session == NULL || memories == NULL || row_bytes == NULL) {
+        error_memory(error, "a session", count * sizeof *memories);
+        free(session);
+        free(memories);
+        free(row_bytes);
+        return NULL;
+    }
+    for (uint32_t i = 0; i < layout->kv_count; i++)
+        row_bytes[i] = dtype_row_bytes(layout->kv[i].dtype, layout->kv[i].columns);
+    session->kv_row_bytes = row_bytes;
+    session->backend = backend;
+    session->state = memories;
+    session->kv = memories + layout->state_count;
+    session->state_count = layout->state_count;
+    session->kv_count = layout->kv_count;
+    if (allocate(session, layout, error))
+        return (struct device_session *)session;
+    cuda_session_close((struct device_session *)session);
+    return NULL;
+}
+
+void cuda_session_close(struct device_session *base) {
+    struct cuda_session *session = (struct cuda_session *)base;
+    if (session == NULL)
+        return;
+    cudaStreamSynchronize(session->backend->stream);
+    for (int i = 0; i < 2; i++)
+        if (session->ran[i] != NULL)
+            cudaEventDestroy(session->ran[i]);
+    cudaFree(session->memory);
+    free(session->kv_row_bytes);
+    free(session->state);
+    free(session);
+}
+
+/* The bytes [offset, offset + size) of a session's buffer. */
+static char *session_bytes(struct cuda_session *session, enum space space, uint32_t buffer, uint64_t offset,
+                           uint64_t size, struct calla_error *error) {
+    if (!cuda_usable(session->backend, error))
+        return NULL;
+    const struct cuda_memory *memory = cuda_session_memory(session, space, buffer);
+    if (memory != NULL && offset <= memory->size && size <= memory->size - offset)
+        return (char *)memory->data + offset;
+    binding_not_in_session(space, buffer, offset, size, error);
+    return NULL;
+}
+
+bool cuda_write(struct device_session *base, enum space space, uint32_t buffer, uint64_t offset,
+                const void *bytes, uint64_t size, struct calla_error *error) {
+    struct cuda_session *session = (struct cuda_session *)base;
+    char *target = session_bytes(session, space, buffer, offset, size, error);
+    if (target == NULL || size == 0)
+        return target != NULL;
+    if (space == SPACE_STEP && buffer == STEP_RECORD && offset < sizeof session->record) {
+        uint64_t rest = sizeof session->record - offset;
+        memcpy((char *)&session->record + offset, bytes, (size_t)(size < rest ? size : rest));
+    }
+    cudaError_t status =
+        cudaMemcpyAsync(target, bytes, (size_t)size, cudaMemcpyHostToDevice, session->backend->stream);
+    return status == cudaSuccess || cuda_lost(session->backend, status, "writing to the session", error);
+}
+
+bool cuda_read(struct device_session *base, enum space space, uint32_t buffer, uint64_t offset, void *bytes,
+               uint64_t size, struct calla_error *error) {
+    struct cuda_session *session = (struct cuda_session *)base;
+    const char *source = session_bytes(session, space, buffer, offset, size, error);
+    if (source == NULL || size == 0)
+        return source != NULL;
+    cudaStream_t stream = session->backend->stream;
+    cudaError_t status = cudaMemcpyAsync(bytes, source, (size_t)size, cudaMemcpyDeviceToHost, stream);
+    if (status == cudaSuccess)
+        status = cudaStreamSynchronize(stream);
+    return status == cudaSuccess || cuda_lost(session->backend, status, "computing", error);
+}
+
+bool cuda_reset(struct device_session *base, struct calla_error *error) {
+    struct cuda_session *session = (struct cuda_session *)base;
+    if (!cuda_usable(session->backend, error))
+        return false;
+    cudaError_t status = cudaSuccess;
+    for (uint32_t i = 0; i < session->state_count && status == cudaSuccess; i++)
+        status = cudaMemsetAsync(session->state[i].data, 0, (size_t)session->state[i].size,
+                                 session->backend->stream);
+    return status == cudaSuccess || cuda_lost(session->backend, status, "resetting the session", error);
+}
