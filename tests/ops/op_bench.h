@@ -359,6 +359,8 @@ static inline int bench_run_cuda(const char *name, const struct CMUnitTest *test
 /* Runs the tests in every configuration: the number of failed ones. */
 static inline int bench_run_tests(const char *name, const struct CMUnitTest *tests, size_t count) {
     char title[128];
+    if (getenv("CALLA_TEST_CUDA_ONLY") != NULL)
+        return bench_run_cuda(name, tests, count);
     bench_current = (struct bench_configuration){&reference_backend, {0}, "reference"};
     policy_defaults(&bench_current.policy, "reference");
     snprintf(title, sizeof title, "%s, reference", name);

@@ -97,15 +97,21 @@ static uint64_t staged_bytes(const struct weight *weight, uint64_t rows) {
     return bytes;
 }
 
-static bool open_stages(struct upload *upload, struct calla_error *error) {
-    upload->stage_bytes = STAGE_BYTES;
-    for (uint32_t i = 0; i < upload->weights->table.count; i++) {
-        const struct weight *weight = &upload->weights->table.weights[i];
-        uint64_t rows = rows_of(weight),
-                 least = staged_bytes(weight, rows < CUDA_TILE_ROWS ? rows : CUDA_TILE_ROWS);
-        if (least > upload->stage_bytes)
-            upload->stage_bytes = least;
+/* Large enough for a row of tiles of each weight, and not larger than the largest. */
+static uint64_t stage_bytes(const struct weights *weights) {
+    uint64_t least = 0, most = 1;
+    for (uint32_t i = 0; i < weights->table.count; i++) {
+        const struct weight *weight = &weights->table.weights[i];
+        uint64_t rows = rows_of(weight), all = staged_bytes(weight, rows);
+        uint64_t some = staged_bytes(weight, rows < CUDA_TILE_ROWS ? rows : CUDA_TILE_ROWS);
+        least = some > least ? some : least;
+        most = all > most ? all : most;
     }
+    return least > STAGE_BYTES ? least : most < STAGE_BYTES ? most : STAGE_BYTES;
+}
+
+static bool open_stages(struct upload *upload, struct calla_error *error) {
+    upload->stage_bytes = stage_bytes(upload->weights);
     for (int i = 0; i < 2; i++) {
         struct stage *stage = &upload->stages[i];
         struct cuda_memory memory;

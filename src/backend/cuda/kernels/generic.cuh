@@ -112,7 +112,15 @@ struct cuda_product {
 };
 cudaError_t cuda_generic_product(const cuda_product &product, cudaStream_t stream);
 
-/* generic_norm.cu */
+/* generic_norm.cu: the rows that an op multiplies: x or, where it normalises, rms_norm of x, computed into
+ * the first cuda_generic_input_workspace bytes of workspace. */
+cudaError_t cuda_generic_input(const cuda_op *op, void *workspace, cuda_view *x, cudaStream_t stream);
+
+/* What follows x and, where there is one, its norm's weight. */
+static inline const cuda_view *after_input(const cuda_op *op) {
+    return op->views + (op->op.constants.normalise ? 2 : 1);
+}
+
 cudaError_t cuda_generic_gated_norm_views(const cuda_view &x, const cuda_view &z, const cuda_view &weight,
                                           const cuda_view &y, float epsilon, cudaStream_t stream);
 

@@ -5,32 +5,37 @@
 #define WARPS (BLOCK / WARP)
 #define REGISTERS 8 /* elements of a state row a lane holds; longer rows stay in memory */
 
-/* x[T,C], taps[C,W], state[W-1,C]: channel c of row t of silu(conv(x)) */
-__device__ static float convolve(const cuda_view &x, const cuda_view &taps, const cuda_view &state,
-                                 uint32_t t, uint32_t channel) {
-    uint32_t width = taps.columns, history = width - 1;
+struct convolution {
+    cuda_view record, x, taps, ring, q, k, v;
+    uint32_t key_heads, value_heads, key_size, value_size;
+    float epsilon;
+};
+
+/* silu(sum_j taps[channel,j] x[t-W+1+j,channel]); rows before the first come from the ring, where row p % W
+ * is that of position p. */
+__device__ static float convolve(const convolution &c, uint32_t position, uint32_t t, uint32_t channel) {
+    uint32_t width = c.taps.columns, history = width - 1;
     float sum = 0;
     for (uint32_t j = 0; j < width; j++) {
-        float input =
-            t + j < history ? float_row(state, t + j)[channel] : float_row(x, t + j - history)[channel];
-        sum += float_at(taps.data, taps.dtype, channel * taps.stride + j) * input;
+        float input = t + j < history ? float_row(c.ring, (position + t + j + 1) % width)[channel]
+                                      : float_row(c.x, t + j - history)[channel];
+        sum += float_at(c.taps.data, c.taps.dtype, channel * c.taps.stride + j) * input;
     }
     return silu(sum);
 }
 
 /* A block a head of q, k or v (blockIdx.x) of a row (blockIdx.y). */
-__global__ static void conv_silu(const __grid_constant__ cuda_op op) {
+__global__ static void conv_silu(const __grid_constant__ convolution c) {
     __shared__ float sums[WARP];
-    const op_constants &c = op.op.constants;
-    uint32_t unit = blockIdx.x, t = blockIdx.y;
+    uint32_t unit = blockIdx.x, t = blockIdx.y, position = record_of(c.record)->position;
     bool is_v = unit >= 2 * c.key_heads;
     uint32_t size = is_v ? c.value_size : c.key_size;
     uint32_t column = is_v ? (unit - 2 * c.key_heads) * size : unit % c.key_heads * size;
     uint32_t first = is_v ? 2 * c.key_heads * c.key_size + column : unit * size;
-    const cuda_view &out = op.views[is_v ? 5 : unit < c.key_heads ? 3 : 4];
+    const cuda_view &out = is_v ? c.v : unit < c.key_heads ? c.q : c.k;
     float *y = float_row(out, t) + column, squares = 0;
     for (uint32_t i = threadIdx.x; i < size; i += BLOCK) {
-        y[i] = convolve(op.views[0], op.views[1], op.views[2], t, first + i);
+        y[i] = convolve(c, position, t, first + i);
         squares += y[i] * y[i];
     }
     if (is_v)
@@ -41,14 +46,13 @@ __global__ static void conv_silu(const __grid_constant__ cuda_op op) {
         y[i] = y[i] * scale * q_scale;
 }
 
-/* Moves the state on by the rows of x. */
-__global__ static void conv_state(const cuda_view x, const cuda_view state) {
-    uint32_t channel = blockIdx.x * BLOCK + threadIdx.x, history = state.rows;
-    if (channel >= x.columns)
+/* Puts the last rows of x into the ring, once they have been read. */
+__global__ static void conv_remember(const __grid_constant__ convolution c) {
+    uint32_t channel = blockIdx.x * BLOCK + threadIdx.x, width = c.ring.rows, rows = c.x.rows;
+    if (channel >= c.x.columns)
         return;
-    for (uint32_t j = 0; j < history; j++)
-        float_row(state, j)[channel] = x.rows + j < history ? float_row(state, x.rows + j)[channel]
-                                                            : float_row(x, x.rows + j - history)[channel];
+    for (uint32_t t = rows > width ? rows - width : 0; t < rows; t++)
+        float_row(c.ring, (record_of(c.record)->position + t) % width)[channel] = float_row(c.x, t)[channel];
 }
 
 /* decay = exp(-exp(A_log) softplus(a + dt_bias)), beta = sigmoid(b) */
@@ -150,16 +154,37 @@ static cudaError_t launch_gates(const cuda_view *inputs, const cuda_view &decay,
                        inputs[0], inputs[1], inputs[2], inputs[3], decay, beta);
 }
 
-extern "C" cudaError_t cuda_generic_conv_silu(const cuda_op *op, const cuda_device *, void *,
-                                              cudaStream_t stream) {
+static convolution convolution_of(const cuda_op *op) {
     const op_constants &c = op->op.constants;
-    cudaError_t status =
-        cuda_launch(conv_silu, CUDA_EXCLUSIVE, dim3(2 * c.key_heads + c.value_heads, op->views[0].rows),
-                    BLOCK, 0, stream, *op);
+    convolution conv = {};
+    conv.record = op->views[0];
+    conv.x = op->views[1];
+    conv.key_heads = c.key_heads;
+    conv.value_heads = c.value_heads;
+    conv.key_size = c.key_size;
+    conv.value_size = c.value_size;
+    conv.epsilon = c.l2_epsilon;
+    return conv;
+}
+
+static cudaError_t launch_convolution(const convolution &conv, cudaStream_t stream) {
+    dim3 heads(2 * conv.key_heads + conv.value_heads, conv.x.rows);
+    cudaError_t status = cuda_launch(conv_silu, CUDA_EXCLUSIVE, heads, BLOCK, 0, stream, conv);
     if (status != cudaSuccess)
         return status;
-    return cuda_launch(conv_state, CUDA_EXCLUSIVE, cuda_blocks(op->views[0].columns, BLOCK), BLOCK, 0, stream,
-                       op->views[0], op->views[2]);
+    return cuda_launch(conv_remember, CUDA_EXCLUSIVE, cuda_blocks(conv.x.columns, BLOCK), BLOCK, 0, stream,
+                       conv);
+}
+
+extern "C" cudaError_t cuda_generic_conv_silu(const cuda_op *op, const cuda_device *, void *,
+                                              cudaStream_t stream) {
+    convolution conv = convolution_of(op);
+    conv.taps = op->views[2];
+    conv.ring = op->views[3];
+    conv.q = op->views[4];
+    conv.k = op->views[5];
+    conv.v = op->views[6];
+    return launch_convolution(conv, stream);
 }
 
 extern "C" cudaError_t cuda_generic_delta_gates(const cuda_op *op, const cuda_device *, void *,
@@ -195,26 +220,60 @@ extern "C" uint64_t cuda_generic_delta_tail_workspace(const cuda_op *op, const c
     return 2 * sizeof(float) * static_cast<uint64_t>(op->views[0].rows) * op->views[0].columns;
 }
 
-/* a, b, A_log, dt_bias, q, k, v, z, weight, state -> y: gates, scan and gated norm one after the other */
+/* Gates, scan and gated norm one after the other; `gates` are a, b, A_log and dt_bias. */
+static cudaError_t launch_tail(const cuda_view *gates, delta_scan &s, const cuda_view &z,
+                               const cuda_view &weight, float epsilon, float *workspace,
+                               cudaStream_t stream) {
+    uint32_t rows = gates[0].rows, heads = gates[0].columns;
+    s.decay = workspace_view(workspace, rows, heads);
+    s.beta = workspace_view(workspace + static_cast<uint64_t>(rows) * heads, rows, heads);
+    cudaError_t status = launch_gates(gates, s.decay, s.beta, stream);
+    if (status == cudaSuccess)
+        status = launch_scan(s, stream);
+    if (status == cudaSuccess)
+        status = cuda_generic_gated_norm_views(s.y, z, weight, s.y, epsilon, stream);
+    return status;
+}
+
+/* a, b, A_log, dt_bias, q, k, v, z, weight, state -> y */
 extern "C" cudaError_t cuda_generic_delta_tail(const cuda_op *op, const cuda_device *, void *workspace,
                                                cudaStream_t stream) {
-    uint32_t rows = op->views[0].rows, heads = op->views[0].columns;
-    cuda_view decay = workspace_view(workspace, rows, heads);
-    cuda_view beta =
-        workspace_view(static_cast<float *>(workspace) + static_cast<uint64_t>(rows) * heads, rows, heads);
     delta_scan s = sizes_of(op);
     s.q = op->views[4];
     s.k = op->views[5];
     s.v = op->views[6];
-    s.decay = decay;
-    s.beta = beta;
     s.state = op->views[9];
     s.y = op->views[10];
-    cudaError_t status = launch_gates(op->views, decay, beta, stream);
-    if (status == cudaSuccess)
-        status = launch_scan(s, stream);
-    if (status == cudaSuccess)
-        status = cuda_generic_gated_norm_views(s.y, op->views[7], op->views[8], s.y, op->op.constants.epsilon,
-                                               stream);
-    return status;
+    return launch_tail(op->views, s, op->views[7], op->views[8], op->op.constants.epsilon,
+                       static_cast<float *>(workspace), stream);
+}
+
+/* q, k, v; decay and beta */
+extern "C" uint64_t cuda_generic_delta_step_workspace(const cuda_op *op, const cuda_device *) {
+    return sizeof(float) * (static_cast<uint64_t>(op->views[1].columns) + 2 * op->views[2].columns);
+}
+
+/* record, qkv, a, b, taps, A_log, dt_bias, z, weight, ring, state -> y: convolution and tail, one row */
+extern "C" cudaError_t cuda_generic_delta_step(const cuda_op *op, const cuda_device *, void *workspace,
+                                               cudaStream_t stream) {
+    const op_constants &c = op->op.constants;
+    uint32_t keys = c.key_heads * c.key_size, values = c.value_heads * c.value_size;
+    float *memory = static_cast<float *>(workspace);
+    convolution conv = convolution_of(op);
+    conv.taps = op->views[4];
+    conv.ring = op->views[9];
+    conv.q = workspace_view(memory, 1, keys);
+    conv.k = workspace_view(memory + keys, 1, keys);
+    conv.v = workspace_view(memory + 2 * keys, 1, values);
+    cudaError_t status = launch_convolution(conv, stream);
+    delta_scan s = sizes_of(op);
+    s.q = conv.q;
+    s.k = conv.k;
+    s.v = conv.v;
+    s.state = op->views[10];
+    s.y = op->views[11];
+    cuda_view gates[4] = {op->views[2], op->views[3], op->views[5], op->views[6]};
+    if (status != cudaSuccess)
+        return status;
+    return launch_tail(gates, s, op->views[7], op->views[8], c.epsilon, memory + 2 * keys + values, stream);
 }

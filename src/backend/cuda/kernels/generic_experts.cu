@@ -46,24 +46,29 @@ __device__ static float dot_row(const cuda_view &matrix, uint32_t row, const flo
     return warp_sum(sum);
 }
 
+struct routing {
+    cuda_view x, router, shared_gate, ids, scores;
+    uint32_t experts, chosen;
+};
+
 /* x[T,H], router[E,H], shared_gate[1,H] -> ids[T,K], scores[T,K+1]; a block a row, E values in shared memory.
  */
-__global__ static void router(const __grid_constant__ cuda_op op) {
+__global__ static void route(const __grid_constant__ routing r) {
     extern __shared__ float p[];
     __shared__ float sums[WARP];
     __shared__ choice choices[WARPS];
     uint32_t t = blockIdx.x, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    uint32_t experts = op.op.constants.experts, chosen = op.op.constants.experts_per_token;
-    const float *x = float_row(op.views[0], t);
-    int32_t *ids = int_row(op.views[3], t);
-    float *scores = float_row(op.views[4], t);
+    uint32_t experts = r.experts, chosen = r.chosen;
+    const float *x = float_row(r.x, t);
+    int32_t *ids = int_row(r.ids, t);
+    float *scores = float_row(r.scores, t);
     for (uint32_t e = warp; e < experts; e += WARPS) {
-        float logit = dot_row(op.views[1], e, x, lane);
+        float logit = dot_row(r.router, e, x, lane);
         if (lane == 0)
             p[e] = logit;
     }
     if (warp == 0) {
-        float logit = dot_row(op.views[2], 0, x, lane);
+        float logit = dot_row(r.shared_gate, 0, x, lane);
         if (lane == 0)
             scores[chosen] = sigmoid(logit);
     }
@@ -182,10 +187,15 @@ static cudaError_t plain_product(const cuda_view &x, const cuda_view &matrix, co
     return cuda_generic_product(product, stream);
 }
 
-extern "C" cudaError_t cuda_generic_router(const cuda_op *op, const cuda_device *, void *,
+extern "C" cudaError_t cuda_generic_router(const cuda_op *op, const cuda_device *, void *workspace,
                                            cudaStream_t stream) {
-    return cuda_launch(router, CUDA_EXCLUSIVE, op->views[0].rows, BLOCK,
-                       op->op.constants.experts * sizeof(float), stream, *op);
+    const cuda_view *rest = after_input(op);
+    routing r = {
+        {}, rest[0], rest[1], rest[2], rest[3], op->op.constants.experts, op->op.constants.experts_per_token};
+    cudaError_t status = cuda_generic_input(op, workspace, &r.x, stream);
+    if (status != cudaSuccess)
+        return status;
+    return cuda_launch(route, CUDA_EXCLUSIVE, r.x.rows, BLOCK, r.experts * sizeof(float), stream, r);
 }
 
 extern "C" cudaError_t cuda_generic_expert_sort(const cuda_op *op, const cuda_device *, void *,
@@ -217,26 +227,31 @@ extern "C" cudaError_t cuda_generic_expert_combine(const cuda_op *op, const cuda
 /* Two products of the routed rows and two of the shared ones */
 extern "C" uint64_t cuda_generic_expert_gate_up_workspace(const cuda_op *op, const cuda_device *) {
     const cuda_view *routed = &op->views[op->op.operand_count - 2], *shared = routed + 1;
-    return 2 * sizeof(float) *
-           (static_cast<uint64_t>(routed->rows) * routed->columns +
-            static_cast<uint64_t>(shared->rows) * shared->columns);
+    return cuda_generic_input_workspace(op, nullptr) +
+           2 * sizeof(float) *
+               (static_cast<uint64_t>(routed->rows) * routed->columns +
+                static_cast<uint64_t>(shared->rows) * shared->columns);
 }
 
 extern "C" cudaError_t cuda_generic_expert_gate_up(const cuda_op *op, const cuda_device *, void *workspace,
                                                    cudaStream_t stream) {
-    bool sorted = op->op.operand_count == 10;
-    const cuda_view &x = op->views[0], &ids = op->views[1], *order = sorted ? &op->views[2] : nullptr;
-    const cuda_view *matrices = &op->views[sorted ? 4 : 2], &routed = matrices[4], &shared = matrices[5];
-    float *memory = static_cast<float *>(workspace);
+    const cuda_view *ids = after_input(op), *shared_out = &op->views[op->op.operand_count - 1];
+    const cuda_view *matrices = shared_out - 5, &routed = shared_out[-1], &shared = *shared_out;
+    const cuda_view *order = matrices > ids + 1 ? ids + 1 : nullptr;
+    cuda_view x;
+    cudaError_t status = cuda_generic_input(op, workspace, &x, stream);
+    float *memory =
+        reinterpret_cast<float *>(static_cast<char *>(workspace) + cuda_generic_input_workspace(op, nullptr));
     uint64_t routed_size = static_cast<uint64_t>(routed.rows) * routed.columns;
     uint64_t shared_size = static_cast<uint64_t>(shared.rows) * shared.columns;
     cuda_view gate = workspace_view(memory, routed.rows, routed.columns);
     cuda_view up = workspace_view(memory + routed_size, routed.rows, routed.columns);
     cuda_view shared_gate = workspace_view(memory + 2 * routed_size, shared.rows, shared.columns);
     cuda_view shared_up = workspace_view(memory + 2 * routed_size + shared_size, shared.rows, shared.columns);
-    cudaError_t status = expert_product(op, x, ids, order, matrices[0], gate, stream);
     if (status == cudaSuccess)
-        status = expert_product(op, x, ids, order, matrices[1], up, stream);
+        status = expert_product(op, x, *ids, order, matrices[0], gate, stream);
+    if (status == cudaSuccess)
+        status = expert_product(op, x, *ids, order, matrices[1], up, stream);
     if (status == cudaSuccess)
         status = launch_swiglu(gate, up, routed, stream);
     if (status == cudaSuccess)

@@ -111,25 +111,24 @@ extern "C" cudaError_t cuda_generic_embed(const cuda_op *op, const cuda_device *
                        op->views[2]);
 }
 
-extern "C" cudaError_t cuda_generic_linear(const cuda_op *op, const cuda_device *, void *,
+extern "C" cudaError_t cuda_generic_linear(const cuda_op *op, const cuda_device *, void *workspace,
                                            cudaStream_t stream) {
-    cudaError_t status = cudaSuccess;
+    cuda_product product = {};
+    cudaError_t status = cuda_generic_input(op, workspace, &product.x, stream);
+    product.accumulate = op->op.constants.accumulate;
     for (uint32_t i = 0; i < op->op.constants.matrix_count && status == cudaSuccess; i++) {
-        cuda_product product = {};
-        product.x = op->views[0];
-        product.matrix = op->views[1 + 2 * i];
-        product.y = op->views[2 + 2 * i];
-        product.accumulate = op->op.constants.accumulate;
+        product.matrix = after_input(op)[2 * i];
+        product.y = after_input(op)[2 * i + 1];
         status = cuda_generic_product(product, stream);
     }
     return status;
 }
 
-extern "C" cudaError_t cuda_generic_head(const cuda_op *op, const cuda_device *, void *,
+extern "C" cudaError_t cuda_generic_head(const cuda_op *op, const cuda_device *, void *workspace,
                                          cudaStream_t stream) {
     cuda_product product = {};
-    product.x = op->views[0];
-    product.matrix = op->views[1];
-    product.y = op->views[2];
-    return cuda_generic_product(product, stream);
+    cudaError_t status = cuda_generic_input(op, workspace, &product.x, stream);
+    product.matrix = after_input(op)[0];
+    product.y = after_input(op)[1];
+    return status == cudaSuccess ? cuda_generic_product(product, stream) : status;
 }

@@ -38,6 +38,20 @@ extern "C" cudaError_t cuda_generic_rms_norm(const cuda_op *op, const cuda_devic
                        op->views[1], op->views[2], op->op.constants.epsilon);
 }
 
+extern "C" uint64_t cuda_generic_input_workspace(const cuda_op *op, const cuda_device *) {
+    const cuda_view &x = op->views[0];
+    return op->op.constants.normalise ? sizeof(float) * static_cast<uint64_t>(x.rows) * x.columns : 0;
+}
+
+cudaError_t cuda_generic_input(const cuda_op *op, void *workspace, cuda_view *x, cudaStream_t stream) {
+    *x = op->views[0];
+    if (!op->op.constants.normalise)
+        return cudaSuccess;
+    *x = workspace_view(workspace, x->rows, x->columns);
+    return cuda_launch(rms_norm, CUDA_EXCLUSIVE, x->rows, BLOCK, 0, stream, op->views[0], op->views[1], *x,
+                       op->op.constants.epsilon);
+}
+
 cudaError_t cuda_generic_gated_norm_views(const cuda_view &x, const cuda_view &z, const cuda_view &weight,
                                           const cuda_view &y, float epsilon, cudaStream_t stream) {
     return cuda_launch(gated_norm, CUDA_EXCLUSIVE, x.rows * (x.columns / weight.columns), BLOCK, 0, stream, x,

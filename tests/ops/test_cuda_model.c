@@ -1,0 +1,186 @@
+/* Whole models on the GPU, where there is one: logits against those of the reference, in every way that the
+ * plans can be cut; and what the bundled model says against what it says on the CPU. */
+#include "unit.h"
+
+#include <math.h>
+#include <stdio.h>
+
+#include "base/buffer.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "evaluate.h"
+
+#define SMALL "tests/data/forward"
+#define BUNDLED "models/calla-tiny"
+#define PROMPTS "tests/data/tiny-heldout.jsonl"
+enum { POSITIONS = 80, PROMPT_COUNT = 20, PROMPT_STEP = 27, REPLY_TOKENS = 64 };
+
+static float *logits_of(const char *folder, const char *backend, const char *const *policies,
+                        const int32_t *tokens, uint32_t count, uint32_t *vocabulary) {
+    struct evaluation evaluation = {.folder = folder,
+                                    .backend = backend,
+                                    .threads = 2,
+                                    .policies = policies,
+                                    .tokens = tokens,
+                                    .count = count};
+    struct calla_error error = {0};
+    float *logits = evaluate(&evaluation, vocabulary, &error);
+    if (logits == NULL)
+        fail_msg("%s", error.message);
+    return logits;
+}
+
+/* The largest |found - expected| / |expected| over the positions, and at how many the largest logit is the
+ * same. */
+static double worst_error(const float *found, const float *expected, uint32_t count, uint32_t vocabulary,
+                          uint32_t *same) {
+    double worst = 0;
+    *same = 0;
+    for (uint32_t t = 0; t < count; t++) {
+        const float *a = found + (size_t)t * vocabulary, *b = expected + (size_t)t * vocabulary;
+        double difference = 0, length = 0;
+        uint32_t best_a = 0, best_b = 0;
+        for (uint32_t i = 0; i < vocabulary; i++) {
+            difference += pow((double)a[i] - b[i], 2);
+            length += pow(b[i], 2);
+            best_a = a[i] > a[best_a] ? i : best_a;
+            best_b = b[i] > b[best_b] ? i : best_b;
+        }
+        worst = fmax(worst, sqrt(difference / length)); /* a NaN fails below: fmax would hide it */
+        assert_false(isnan(difference));
+        *same += best_a == best_b;
+    }
+    return worst;
+}
+
+static void logits_agree_in_every_way(void **state) {
+    (void)state;
+    static const char *const ways[][10] = {
+        {NULL},
+        {"chunk_rows=1"},
+        {"chunk_rows=2"},
+        {"chunk_rows=7"},
+        {"chunk_rows=79"},
+        {"concurrent=off"},
+        {"kv_dtype=f32"},
+        {"fuse_expert_gate_up=off", "fuse_expert_down=off", "fuse_qk_prep=off", "fuse_delta_norm=off",
+         "fuse_delta_conv=off", "fuse_projections=off", "fuse_norm=off"},
+        {"fuse_expert_gate_up=off", "fuse_expert_down=off", "fuse_qk_prep=off", "fuse_delta_norm=off",
+         "fuse_delta_conv=off", "fuse_projections=off", "fuse_norm=off", "chunk_rows=1"},
+        {"fuse_delta_conv=off", "chunk_rows=1"},
+    };
+    int32_t tokens[POSITIONS];
+    for (int i = 0; i < POSITIONS; i++)
+        tokens[i] = (i * 37 + i / 7) % 300;
+    uint32_t vocabulary, same;
+    float *expected = logits_of(SMALL, "reference", NULL, tokens, POSITIONS, &vocabulary);
+    for (size_t way = 0; way < sizeof ways / sizeof *ways; way++) {
+        float *found = logits_of(SMALL, "cuda", ways[way], tokens, POSITIONS, &vocabulary);
+        float *again = logits_of(SMALL, "cuda", ways[way], tokens, POSITIONS, &vocabulary);
+        double error = worst_error(found, expected, POSITIONS, vocabulary, &same);
+        print_message("way %zu: relative L2 error %.2g, %u of %d likeliest tokens the same\n", way, error,
+                      same, POSITIONS);
+        assert_true(error < 2e-2);
+        assert_memory_equal(found, again, (size_t)POSITIONS * vocabulary * sizeof *found);
+        free(found);
+        free(again);
+    }
+    free(expected);
+}
+
+/* Every PROMPT_STEP'th request of the held-out file. */
+static void read_requests(char *requests[PROMPT_COUNT]) {
+    struct buffer text = {0};
+    struct calla_error error = {0};
+    if (!file_read(PROMPTS, 64 << 20, &text, &error))
+        fail_msg("%s", error.message);
+    const char *line = text.data;
+    for (int i = 0; i < PROMPT_COUNT * PROMPT_STEP; i++) {
+        const char *end = strchr(line, '\n');
+        assert_non_null(end);
+        if (i % PROMPT_STEP == 0) {
+            json_t *json = json_parse(line, (size_t)(end - line), PROMPTS, &error);
+            if (json == NULL)
+                fail_msg("%s", error.message);
+            requests[i / PROMPT_STEP] = json_dumps(json_object_get(json, "request"), 0);
+            assert_non_null(requests[i / PROMPT_STEP]);
+            json_decref(json);
+        }
+        line = end + 1;
+    }
+    buffer_free(&text);
+}
+
+static struct calla_model *model_on(const char *backend) {
+    struct calla_error error = {0};
+    struct calla_model_options options = {.path = BUNDLED, .backend = backend};
+    struct calla_model *model = calla_model_open(&options, &error);
+    if (model == NULL)
+        fail_msg("%s", error.message);
+    return model;
+}
+
+static struct calla_reply reply_to(struct calla_model *model, const char *request,
+                                   const struct calla_sampling *sampling) {
+    struct calla_error error = {0};
+    struct calla_prompt prompt;
+    struct calla_reply reply;
+    struct calla_session_options options = {.context = 4096};
+    struct calla_session *session = calla_session_open(model, &options, &error);
+    struct calla_generate_options generate = {.sampling = *sampling, .max_tokens = REPLY_TOKENS};
+    if (session == NULL || !calla_render(model, request, strlen(request), &prompt, &error) ||
+        !calla_generate(session, &prompt, &generate, &reply, &error))
+        fail_msg("%s", error.message);
+    calla_prompt_free(&prompt);
+    calla_session_close(session);
+    return reply;
+}
+
+/* Greedy, and drawn with a seed. */
+static void the_bundled_model_says_the_same(void **state) {
+    (void)state;
+    const struct calla_sampling samplings[] = {
+        {.top_p = 1, .repetition_penalty = 1},
+        {.temperature = 0.7f, .top_p = 0.95f, .top_k = 20, .repetition_penalty = 1, .seed = 5},
+    };
+    struct calla_model *cpu = model_on("cpu"), *cuda = model_on("cuda");
+    char *requests[PROMPT_COUNT];
+    read_requests(requests);
+    int different[2] = {0};
+    for (int i = 0; i < PROMPT_COUNT; i++) {
+        for (int drawn = 0; drawn < 2; drawn++) {
+            struct calla_reply a = reply_to(cpu, requests[i], &samplings[drawn]);
+            struct calla_reply b = reply_to(cuda, requests[i], &samplings[drawn]);
+            size_t common = 0;
+            while (common < a.tokens.count && common < b.tokens.count &&
+                   a.tokens.ids[common] == b.tokens.ids[common])
+                common++;
+            if (common < a.tokens.count || common < b.tokens.count) {
+                print_message("prompt %d, %s: the same for %zu of %zu tokens\n", i,
+                              drawn ? "drawn" : "greedy", common, a.tokens.count);
+                different[drawn]++;
+            }
+            calla_reply_free(&a);
+            calla_reply_free(&b);
+        }
+        free(requests[i]);
+    }
+    calla_model_close(cpu);
+    calla_model_close(cuda);
+    assert_int_equal(different[0], 0);
+    /* A draw that falls on the border of two tokens may go either way. */
+    assert_true(different[1] <= 2);
+}
+
+int main(void) {
+    struct calla_error error;
+    if (backend_find("cuda", &error) == NULL) {
+        print_message("Nothing to test. %s\n", error.message);
+        return 0;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(logits_agree_in_every_way),
+        cmocka_unit_test(the_bundled_model_says_the_same),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
