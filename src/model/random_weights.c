@@ -31,8 +31,20 @@ static float normal(uint64_t bits) {
     return ((float)sum * 0x1p-16f - 2) * 1.7320508f;
 }
 
+/* How much longer than its input a matrix makes its output. Embeddings have elements of deviation 1 and each
+ * layer adds a little to them, as in a trained model; were all of one length, rounding would grow from layer
+ * to layer, and no two ways of computing could be compared. Routers have preferences. */
+static float gain(const struct weight *weight) {
+    if (name_ends_with(weight->module, "embed_tokens"))
+        return sqrtf((float)weight->columns);
+    if (name_ends_with(weight->module, "o_proj") || name_ends_with(weight->module, "out_proj") ||
+        name_ends_with(weight->module, "down_proj"))
+        return 1.0f / 16;
+    return name_ends_with(weight->module, "mlp.gate") ? 2 : 1;
+}
+
 /* Value i of a tensor that is not quantised. Norms lie around 1; A_log and dt_bias span time constants from a
- * token to thousands; a matrix keeps the length of what it multiplies. */
+ * token to thousands. */
 static float plain_value(const struct weight *weight, uint64_t bits) {
     if (name_ends_with(weight->module, "A_log"))
         return -4 + 6 * uniform(bits);
@@ -40,7 +52,7 @@ static float plain_value(const struct weight *weight, uint64_t bits) {
         return -4 + 5 * uniform(bits);
     if (name_ends_with(weight->module, "norm"))
         return 1 + 0.1f * normal(bits);
-    return normal(bits) / sqrtf((float)weight->columns);
+    return normal(bits) * gain(weight) / sqrtf((float)weight->columns);
 }
 
 static void fill_plain(const struct weight *weight, uint64_t key, uint64_t first, uint8_t *out,
@@ -52,11 +64,11 @@ static void fill_plain(const struct weight *weight, uint64_t key, uint64_t first
 }
 
 /* A group's scale has a random sign and size; its bias puts the middle code near zero. With uniform codes the
- * values' variance is then 1/columns: (n^2 - 1) / 12 times the mean square of the scale, for n codes. */
+ * values' variance is then gain^2/columns: (n^2 - 1) / 12 times the mean square of the scale, for n codes. */
 static void fill_scales(const struct weight *weight, bool biases, uint64_t key, uint64_t first, uint8_t *out,
                         size_t count) {
     float codes = weight->dtype == DTYPE_AFFINE4 ? 16 : 256;
-    float base = 1 / sqrtf((codes * codes - 1) / 12 * (float)weight->columns);
+    float base = gain(weight) / sqrtf((codes * codes - 1) / 12 * (float)weight->columns);
     for (size_t i = 0; i < count; i++) {
         uint64_t bits = draw(key, first + i);
         float scale = base * (0.5f + uniform(bits)) * ((bits & 1) == 0 ? 1.0f : -1.0f);
