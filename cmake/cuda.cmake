@@ -40,7 +40,18 @@ if(NOT CALLA_NVCC_WORKS)
   return()
 endif()
 
+# Without a wish: for the GPUs of this machine, or for all if it has none.
 set(architectures ${CALLA_CUDA_ARCHITECTURES})
+if(NOT architectures)
+  execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader OUTPUT_VARIABLE here ERROR_QUIET
+                  RESULT_VARIABLE result)
+  if(result EQUAL 0 AND here MATCHES "^([0-9]+[.][0-9]+\n)+$")
+    string(REGEX REPLACE "[.]([0-9]+)\n" "\\1;" architectures "${here}")
+    list(REMOVE_ITEM architectures "")
+    list(REMOVE_DUPLICATES architectures)
+    list(TRANSFORM architectures REPLACE "^90$" "90a")
+  endif()
+endif()
 if(NOT architectures)
   foreach(architecture 80 86 89 90a 100 120)
     string(REGEX REPLACE "a$" "" plain ${architecture})
