@@ -50,10 +50,18 @@ struct cuda_view {
     uint64_t stride; /* elements from row to row */
 };
 
+/* Where a sampled token is put for the host, which waits for it without a call: the low half of `word`, in
+ * the host's memory, is the token, the upper half tells how many there have been, as counted in `count`. */
+struct cuda_mailbox {
+    uint64_t *word; /* NULL: nobody waits */
+    uint32_t *count;
+};
+
 /* An op that is ready to be launched. */
 struct cuda_op {
     struct op op;
     struct cuda_view views[OP_MAX_OPERANDS];
+    struct cuda_mailbox mailbox; /* OP_SAMPLE */
 };
 
 struct cuda_device {

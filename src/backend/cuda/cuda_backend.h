@@ -36,6 +36,10 @@ struct cuda_session {
     struct step_record record; /* as it will be when all that is queued is done */
     cudaEvent_t ran[2];        /* after the last program and the one before */
     uint64_t runs;
+    struct cuda_mailbox mailbox; /* addresses on the device */
+    uint64_t *posted;            /* its word, as the host sees it */
+    uint32_t samples;            /* programs queued that sample */
+    bool token_posted;           /* element 0 of STEP_TOKENS is what the last of them draws */
 };
 
 /* Fills the error for a failed call: "CUDA: WHAT: ..."; returns false. */

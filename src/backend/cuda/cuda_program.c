@@ -23,7 +23,8 @@ struct cuda_program {
     uint64_t scratch_bytes; /* of all buffers and workspaces */
     const void *scratch_base;
     cudaGraphExec_t graph;
-    bool samples;                     /* it moves the record on */
+    uint32_t samples;                 /* sampling ops: each moves the record on */
+    bool posts_token;                 /* the last op samples into element 0 of STEP_TOKENS */
     uint64_t cache_rows, cache_limit; /* of the op that needs the cache most; 0: none does */
 };
 
@@ -121,9 +122,12 @@ static bool bind_ops(struct cuda_program *program, struct calla_error *error) {
         program->scratch[i].data = next;
         next += place_of(program->scratch[i].size);
     }
-    for (uint32_t i = 0; i < program->op_count; i++)
+    for (uint32_t i = 0; i < program->op_count; i++) {
         if (!bind(&program->ops[i], program, error))
             return false;
+        if (program->ops[i].op.kind == OP_SAMPLE)
+            program->ops[i].mailbox = program->session->mailbox;
+    }
     program->scratch_base = scratch_of(program)->data;
     return true;
 }
@@ -174,7 +178,7 @@ static bool check_ops(struct cuda_program *program, const struct plan *plan, str
         program->ops[i].op = *op;
         if (!op_check(op, error))
             return false;
-        program->samples |= op->kind == OP_SAMPLE;
+        program->samples += op->kind == OP_SAMPLE;
         uint64_t rows, limit;
         if (binding_cache_rows(op, &rows, &limit) &&
             (program->cache_limit == 0 ||
@@ -184,6 +188,9 @@ static bool check_ops(struct cuda_program *program, const struct plan *plan, str
         }
     }
     program->op_count = plan->op_count;
+    const struct op *last = plan->op_count > 0 ? &plan->ops[plan->op_count - 1] : NULL;
+    program->posts_token = last != NULL && last->kind == OP_SAMPLE && last->operands[4].space == SPACE_STEP &&
+                           last->operands[4].buffer == STEP_TOKENS && last->operands[4].offset == 0;
     return true;
 }
 
@@ -271,10 +278,12 @@ bool cuda_run(struct device_session *base, struct program *compiled, double seco
         status = cudaEventRecord(ran, session->backend->stream);
     if (status != cudaSuccess)
         return cuda_lost(session->backend, status, "running a plan", error);
-    if (program->samples) {
+    for (uint32_t i = 0; i < program->samples; i++) {
         session->record.position += session->record.rows;
         session->record.rows = 1;
         session->record.draws++;
+        session->samples++;
     }
+    session->token_posted = program->posts_token;
     return true;
 }

@@ -7,6 +7,9 @@
 
 #define ALIGNMENT 256
 
+/* How long a read waits for a token by looking, before it asks the device. */
+#define LOOKS 2000000
+
 struct cuda_memory *cuda_session_memory(struct cuda_session *session, enum space space, uint32_t buffer) {
     switch (space) {
     case SPACE_STATE:
@@ -42,17 +45,24 @@ static void lay_out(struct cuda_memory *memories, const struct buffer_shape *sha
 
 static bool allocate(struct cuda_session *session, const struct session_layout *layout,
                      struct calla_error *error) {
-    uint64_t bytes = bytes_of(layout->state, layout->state_count) + bytes_of(layout->kv, layout->kv_count) +
-                     bytes_of(layout->step, STEP_BUFFER_COUNT);
+    uint64_t bytes = ALIGNMENT + bytes_of(layout->state, layout->state_count) +
+                     bytes_of(layout->kv, layout->kv_count) + bytes_of(layout->step, STEP_BUFFER_COUNT);
     struct cuda_memory memory;
     if (!cuda_allocate(&memory, bytes, "a session (a shorter context needs less)", error))
         return false;
     session->memory = memory.data;
-    char *next = memory.data;
+    char *next = (char *)memory.data + ALIGNMENT;
+    session->mailbox.count = memory.data;
     lay_out(session->state, layout->state, layout->state_count, &next);
     lay_out(session->kv, layout->kv, layout->kv_count, &next);
     lay_out(session->step, layout->step, STEP_BUFFER_COUNT, &next);
     cudaError_t status = cudaMemsetAsync(memory.data, 0, (size_t)bytes, session->backend->stream);
+    if (status == cudaSuccess)
+        status = cudaHostAlloc((void **)&session->posted, sizeof *session->posted, cudaHostAllocMapped);
+    if (status == cudaSuccess) {
+        *session->posted = 0;
+        status = cudaHostGetDevicePointer((void **)&session->mailbox.word, session->posted, 0);
+    }
     for (int i = 0; i < 2 && status == cudaSuccess; i++)
         status = cudaEventCreateWithFlags(&session->ran[i], cudaEventDisableTiming);
     return status == cudaSuccess || cuda_lost(session->backend, status, "opening a session", error);
@@ -96,6 +106,7 @@ void cuda_session_close(struct device_session *base) {
     for (int i = 0; i < 2; i++)
         if (session->ran[i] != NULL)
             cudaEventDestroy(session->ran[i]);
+    cudaFreeHost(session->posted);
     cudaFree(session->memory);
     free(session->kv_row_bytes);
     free(session->state);
@@ -124,9 +135,22 @@ bool cuda_write(struct device_session *base, enum space space, uint32_t buffer, 
         uint64_t rest = sizeof session->record - offset;
         memcpy((char *)&session->record + offset, bytes, (size_t)(size < rest ? size : rest));
     }
+    session->token_posted &= !(space == SPACE_STEP && buffer == STEP_TOKENS);
     cudaError_t status =
         cudaMemcpyAsync(target, bytes, (size_t)size, cudaMemcpyHostToDevice, session->backend->stream);
     return status == cudaSuccess || cuda_lost(session->backend, status, "writing to the session", error);
+}
+
+/* Waits for the token that the last program draws; false if it is not to be had this way. */
+static bool wait_for_token(const struct cuda_session *session, int32_t *token) {
+    for (uint32_t i = 0; i < LOOKS; i++) {
+        uint64_t word = *(const volatile uint64_t *)session->posted; /* the device writes it */
+        if ((uint32_t)(word >> 32) == session->samples) {
+            *token = (int32_t)(uint32_t)word;
+            return true;
+        }
+    }
+    return false;
 }
 
 bool cuda_read(struct device_session *base, enum space space, uint32_t buffer, uint64_t offset, void *bytes,
@@ -135,6 +159,12 @@ bool cuda_read(struct device_session *base, enum space space, uint32_t buffer, u
     const char *source = session_bytes(session, space, buffer, offset, size, error);
     if (source == NULL || size == 0)
         return source != NULL;
+    int32_t token;
+    if (session->token_posted && space == SPACE_STEP && buffer == STEP_TOKENS && offset == 0 &&
+        size == sizeof token && wait_for_token(session, &token)) {
+        memcpy(bytes, &token, sizeof token);
+        return true;
+    }
     cudaStream_t stream = session->backend->stream;
     cudaError_t status = cudaMemcpyAsync(bytes, source, (size_t)size, cudaMemcpyDeviceToHost, stream);
     if (status == cudaSuccess)

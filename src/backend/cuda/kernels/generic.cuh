@@ -13,6 +13,12 @@
 #define WARP 32
 #define ALL_LANES 0xffffffffu
 
+/* What every generic kernel does first. */
+__device__ static inline void begin() {
+    cuda_let_next_start();
+    cuda_await_previous();
+}
+
 /* A row of a buffer of float32, int32. */
 __device__ static inline float *float_row(const cuda_view &view, uint64_t row) {
     return static_cast<float *>(view.data) + row * view.stride;
@@ -110,11 +116,12 @@ struct cuda_product {
     uint32_t experts, chosen;     /* experts: 0 for one matrix */
     cuda_view ids, starts, order; /* starts and order without data: one row of x, unsorted */
 };
-cudaError_t cuda_generic_product(const cuda_product &product, cudaStream_t stream);
+cudaError_t cuda_generic_product(const cuda_product &product, const cuda_device *device, cudaStream_t stream);
 
 /* generic_norm.cu: the rows that an op multiplies: x or, where it normalises, rms_norm of x, computed into
  * the first cuda_generic_input_workspace bytes of workspace. */
-cudaError_t cuda_generic_input(const cuda_op *op, void *workspace, cuda_view *x, cudaStream_t stream);
+cudaError_t cuda_generic_input(const cuda_op *op, const cuda_device *device, void *workspace, cuda_view *x,
+                               cudaStream_t stream);
 
 /* What follows x and, where there is one, its norm's weight. */
 static inline const cuda_view *after_input(const cuda_op *op) {
@@ -122,7 +129,8 @@ static inline const cuda_view *after_input(const cuda_op *op) {
 }
 
 cudaError_t cuda_generic_gated_norm_views(const cuda_view &x, const cuda_view &z, const cuda_view &weight,
-                                          const cuda_view &y, float epsilon, cudaStream_t stream);
+                                          const cuda_view &y, float epsilon, const cuda_device *device,
+                                          cudaStream_t stream);
 
 /* A dense view of float32 workspace. */
 static inline cuda_view workspace_view(void *data, uint32_t rows, uint32_t columns) {

@@ -30,6 +30,7 @@ __device__ static float rotated(const float *x, uint32_t i, uint32_t position, c
 
 /* x[T*heads,D] in place; a block a row, D values in shared memory. */
 __global__ static void rope(const cuda_view record, const cuda_view x, const op_constants c) {
+    begin();
     extern __shared__ float row[];
     float *data = float_row(x, blockIdx.x);
     uint32_t position = record_of(record)->position + blockIdx.x / c.heads;
@@ -43,6 +44,7 @@ __global__ static void rope(const cuda_view record, const cuda_view x, const op_
 /* k[T,G*D], v[T,G*D] into rows position .. of the caches; a block a row. */
 __global__ static void kv_write(const cuda_view record, const cuda_view k, const cuda_view v,
                                 const cuda_view keys, const cuda_view values) {
+    begin();
     uint64_t row = static_cast<uint64_t>(record_of(record)->position) + blockIdx.x;
     for (uint32_t i = threadIdx.x; i < k.columns; i += BLOCK) {
         cache_write(keys, row, i, float_row(k, blockIdx.x)[i]);
@@ -53,6 +55,7 @@ __global__ static void kv_write(const cuda_view record, const cuda_view k, const
 /* A block a head (blockIdx.x: query heads, then KV heads) of a row (blockIdx.y); D values in shared memory.
  */
 __global__ static void qk_prep(const __grid_constant__ cuda_op op) {
+    begin();
     extern __shared__ float normed[];
     __shared__ float sums[WARP];
     const op_constants &c = op.op.constants;
@@ -86,6 +89,7 @@ __global__ static void qk_prep(const __grid_constant__ cuda_op op) {
  * [WARPS,D].
  */
 __global__ static void attention(const __grid_constant__ cuda_op op) {
+    begin();
     extern __shared__ float shared[];
     __shared__ float maxima[WARPS], totals[WARPS];
     const op_constants &c = op.op.constants;
@@ -135,28 +139,28 @@ __global__ static void attention(const __grid_constant__ cuda_op op) {
     }
 }
 
-extern "C" cudaError_t cuda_generic_rope(const cuda_op *op, const cuda_device *, void *,
+extern "C" cudaError_t cuda_generic_rope(const cuda_op *op, const cuda_device *device, void *,
                                          cudaStream_t stream) {
-    return cuda_launch(rope, CUDA_EXCLUSIVE, op->views[1].rows, BLOCK,
+    return cuda_launch(rope, cuda_overlap(device), op->views[1].rows, BLOCK,
                        op->op.constants.rotary_size * sizeof(float), stream, op->views[0], op->views[1],
                        op->op.constants);
 }
 
-extern "C" cudaError_t cuda_generic_kv_write(const cuda_op *op, const cuda_device *, void *,
+extern "C" cudaError_t cuda_generic_kv_write(const cuda_op *op, const cuda_device *device, void *,
                                              cudaStream_t stream) {
-    return cuda_launch(kv_write, CUDA_EXCLUSIVE, op->views[1].rows, BLOCK, 0, stream, op->views[0],
+    return cuda_launch(kv_write, cuda_overlap(device), op->views[1].rows, BLOCK, 0, stream, op->views[0],
                        op->views[1], op->views[2], op->views[3], op->views[4]);
 }
 
-extern "C" cudaError_t cuda_generic_qk_prep(const cuda_op *op, const cuda_device *, void *,
+extern "C" cudaError_t cuda_generic_qk_prep(const cuda_op *op, const cuda_device *device, void *,
                                             cudaStream_t stream) {
     const op_constants &c = op->op.constants;
-    return cuda_launch(qk_prep, CUDA_EXCLUSIVE, dim3(c.heads + c.kv_heads, op->views[2].rows), BLOCK,
+    return cuda_launch(qk_prep, cuda_overlap(device), dim3(c.heads + c.kv_heads, op->views[2].rows), BLOCK,
                        c.head_size * sizeof(float), stream, *op);
 }
 
-extern "C" cudaError_t cuda_generic_attention(const cuda_op *op, const cuda_device *, void *,
+extern "C" cudaError_t cuda_generic_attention(const cuda_op *op, const cuda_device *device, void *,
                                               cudaStream_t stream) {
-    return cuda_launch(attention, CUDA_EXCLUSIVE, op->views[1].rows, BLOCK,
+    return cuda_launch(attention, cuda_overlap(device), op->views[1].rows, BLOCK,
                        (WARPS + 1) * op->op.constants.head_size * sizeof(float), stream, *op);
 }

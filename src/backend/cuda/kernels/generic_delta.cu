@@ -26,6 +26,7 @@ __device__ static float convolve(const convolution &c, uint32_t position, uint32
 
 /* A block a head of q, k or v (blockIdx.x) of a row (blockIdx.y). */
 __global__ static void conv_silu(const __grid_constant__ convolution c) {
+    begin();
     __shared__ float sums[WARP];
     uint32_t unit = blockIdx.x, t = blockIdx.y, position = record_of(c.record)->position;
     bool is_v = unit >= 2 * c.key_heads;
@@ -48,6 +49,7 @@ __global__ static void conv_silu(const __grid_constant__ convolution c) {
 
 /* Puts the last rows of x into the ring, once they have been read. */
 __global__ static void conv_remember(const __grid_constant__ convolution c) {
+    begin();
     uint32_t channel = blockIdx.x * BLOCK + threadIdx.x, width = c.ring.rows, rows = c.x.rows;
     if (channel >= c.x.columns)
         return;
@@ -58,6 +60,7 @@ __global__ static void conv_remember(const __grid_constant__ convolution c) {
 /* decay = exp(-exp(A_log) softplus(a + dt_bias)), beta = sigmoid(b) */
 __global__ static void delta_gates(const cuda_view a, const cuda_view b, const cuda_view A_log,
                                    const cuda_view dt_bias, const cuda_view decay, const cuda_view beta) {
+    begin();
     uint32_t head = blockIdx.x * BLOCK + threadIdx.x, t = blockIdx.y;
     if (head >= a.columns)
         return;
@@ -124,6 +127,7 @@ template <> struct state_row<0> {
 
 /* A warp a row of the state; the tokens one after the other. */
 template <int Held> __global__ static void scan(const __grid_constant__ delta_scan s) {
+    begin();
     uint32_t unit = blockIdx.x * WARPS + threadIdx.x / WARP, lane = threadIdx.x % WARP;
     if (unit >= s.state.rows)
         return;
@@ -142,14 +146,14 @@ template <int Held> __global__ static void scan(const __grid_constant__ delta_sc
     row.save(float_row(s.state, unit), lane, size);
 }
 
-static cudaError_t launch_scan(const delta_scan &s, cudaStream_t stream) {
-    return cuda_launch(s.key_size <= REGISTERS * WARP ? scan<REGISTERS> : scan<0>, CUDA_EXCLUSIVE,
+static cudaError_t launch_scan(const delta_scan &s, const cuda_device *device, cudaStream_t stream) {
+    return cuda_launch(s.key_size <= REGISTERS * WARP ? scan<REGISTERS> : scan<0>, cuda_overlap(device),
                        cuda_blocks(s.state.rows, WARPS), BLOCK, 0, stream, s);
 }
 
 static cudaError_t launch_gates(const cuda_view *inputs, const cuda_view &decay, const cuda_view &beta,
-                                cudaStream_t stream) {
-    return cuda_launch(delta_gates, CUDA_EXCLUSIVE,
+                                const cuda_device *device, cudaStream_t stream) {
+    return cuda_launch(delta_gates, cuda_overlap(device),
                        dim3(cuda_blocks(inputs[0].columns, BLOCK), inputs[0].rows), BLOCK, 0, stream,
                        inputs[0], inputs[1], inputs[2], inputs[3], decay, beta);
 }
@@ -167,16 +171,17 @@ static convolution convolution_of(const cuda_op *op) {
     return conv;
 }
 
-static cudaError_t launch_convolution(const convolution &conv, cudaStream_t stream) {
+static cudaError_t launch_convolution(const convolution &conv, const cuda_device *device,
+                                      cudaStream_t stream) {
     dim3 heads(2 * conv.key_heads + conv.value_heads, conv.x.rows);
-    cudaError_t status = cuda_launch(conv_silu, CUDA_EXCLUSIVE, heads, BLOCK, 0, stream, conv);
+    cudaError_t status = cuda_launch(conv_silu, cuda_overlap(device), heads, BLOCK, 0, stream, conv);
     if (status != cudaSuccess)
         return status;
-    return cuda_launch(conv_remember, CUDA_EXCLUSIVE, cuda_blocks(conv.x.columns, BLOCK), BLOCK, 0, stream,
-                       conv);
+    return cuda_launch(conv_remember, cuda_overlap(device), cuda_blocks(conv.x.columns, BLOCK), BLOCK, 0,
+                       stream, conv);
 }
 
-extern "C" cudaError_t cuda_generic_conv_silu(const cuda_op *op, const cuda_device *, void *,
+extern "C" cudaError_t cuda_generic_conv_silu(const cuda_op *op, const cuda_device *device, void *,
                                               cudaStream_t stream) {
     convolution conv = convolution_of(op);
     conv.taps = op->views[2];
@@ -184,12 +189,12 @@ extern "C" cudaError_t cuda_generic_conv_silu(const cuda_op *op, const cuda_devi
     conv.q = op->views[4];
     conv.k = op->views[5];
     conv.v = op->views[6];
-    return launch_convolution(conv, stream);
+    return launch_convolution(conv, device, stream);
 }
 
-extern "C" cudaError_t cuda_generic_delta_gates(const cuda_op *op, const cuda_device *, void *,
+extern "C" cudaError_t cuda_generic_delta_gates(const cuda_op *op, const cuda_device *device, void *,
                                                 cudaStream_t stream) {
-    return launch_gates(op->views, op->views[4], op->views[5], stream);
+    return launch_gates(op->views, op->views[4], op->views[5], device, stream);
 }
 
 static delta_scan sizes_of(const cuda_op *op) {
@@ -202,7 +207,7 @@ static delta_scan sizes_of(const cuda_op *op) {
     return s;
 }
 
-extern "C" cudaError_t cuda_generic_delta_scan(const cuda_op *op, const cuda_device *, void *,
+extern "C" cudaError_t cuda_generic_delta_scan(const cuda_op *op, const cuda_device *device, void *,
                                                cudaStream_t stream) {
     delta_scan s = sizes_of(op);
     s.q = op->views[0];
@@ -212,7 +217,7 @@ extern "C" cudaError_t cuda_generic_delta_scan(const cuda_op *op, const cuda_dev
     s.beta = op->views[4];
     s.state = op->views[5];
     s.y = op->views[6];
-    return launch_scan(s, stream);
+    return launch_scan(s, device, stream);
 }
 
 /* decay and beta */
@@ -223,20 +228,20 @@ extern "C" uint64_t cuda_generic_delta_tail_workspace(const cuda_op *op, const c
 /* Gates, scan and gated norm one after the other; `gates` are a, b, A_log and dt_bias. */
 static cudaError_t launch_tail(const cuda_view *gates, delta_scan &s, const cuda_view &z,
                                const cuda_view &weight, float epsilon, float *workspace,
-                               cudaStream_t stream) {
+                               const cuda_device *device, cudaStream_t stream) {
     uint32_t rows = gates[0].rows, heads = gates[0].columns;
     s.decay = workspace_view(workspace, rows, heads);
     s.beta = workspace_view(workspace + static_cast<uint64_t>(rows) * heads, rows, heads);
-    cudaError_t status = launch_gates(gates, s.decay, s.beta, stream);
+    cudaError_t status = launch_gates(gates, s.decay, s.beta, device, stream);
     if (status == cudaSuccess)
-        status = launch_scan(s, stream);
+        status = launch_scan(s, device, stream);
     if (status == cudaSuccess)
-        status = cuda_generic_gated_norm_views(s.y, z, weight, s.y, epsilon, stream);
+        status = cuda_generic_gated_norm_views(s.y, z, weight, s.y, epsilon, device, stream);
     return status;
 }
 
 /* a, b, A_log, dt_bias, q, k, v, z, weight, state -> y */
-extern "C" cudaError_t cuda_generic_delta_tail(const cuda_op *op, const cuda_device *, void *workspace,
+extern "C" cudaError_t cuda_generic_delta_tail(const cuda_op *op, const cuda_device *device, void *workspace,
                                                cudaStream_t stream) {
     delta_scan s = sizes_of(op);
     s.q = op->views[4];
@@ -245,7 +250,7 @@ extern "C" cudaError_t cuda_generic_delta_tail(const cuda_op *op, const cuda_dev
     s.state = op->views[9];
     s.y = op->views[10];
     return launch_tail(op->views, s, op->views[7], op->views[8], op->op.constants.epsilon,
-                       static_cast<float *>(workspace), stream);
+                       static_cast<float *>(workspace), device, stream);
 }
 
 /* q, k, v; decay and beta */
@@ -254,7 +259,7 @@ extern "C" uint64_t cuda_generic_delta_step_workspace(const cuda_op *op, const c
 }
 
 /* record, qkv, a, b, taps, A_log, dt_bias, z, weight, ring, state -> y: convolution and tail, one row */
-extern "C" cudaError_t cuda_generic_delta_step(const cuda_op *op, const cuda_device *, void *workspace,
+extern "C" cudaError_t cuda_generic_delta_step(const cuda_op *op, const cuda_device *device, void *workspace,
                                                cudaStream_t stream) {
     const op_constants &c = op->op.constants;
     uint32_t keys = c.key_heads * c.key_size, values = c.value_heads * c.value_size;
@@ -265,7 +270,7 @@ extern "C" cudaError_t cuda_generic_delta_step(const cuda_op *op, const cuda_dev
     conv.q = workspace_view(memory, 1, keys);
     conv.k = workspace_view(memory + keys, 1, keys);
     conv.v = workspace_view(memory + 2 * keys, 1, values);
-    cudaError_t status = launch_convolution(conv, stream);
+    cudaError_t status = launch_convolution(conv, device, stream);
     delta_scan s = sizes_of(op);
     s.q = conv.q;
     s.k = conv.k;
@@ -275,5 +280,6 @@ extern "C" cudaError_t cuda_generic_delta_step(const cuda_op *op, const cuda_dev
     cuda_view gates[4] = {op->views[2], op->views[3], op->views[5], op->views[6]};
     if (status != cudaSuccess)
         return status;
-    return launch_tail(gates, s, op->views[7], op->views[8], c.epsilon, memory + 2 * keys + values, stream);
+    return launch_tail(gates, s, op->views[7], op->views[8], c.epsilon, memory + 2 * keys + values, device,
+                       stream);
 }

@@ -54,6 +54,7 @@ struct routing {
 /* x[T,H], router[E,H], shared_gate[1,H] -> ids[T,K], scores[T,K+1]; a block a row, E values in shared memory.
  */
 __global__ static void route(const __grid_constant__ routing r) {
+    begin();
     extern __shared__ float p[];
     __shared__ float sums[WARP];
     __shared__ choice choices[WARPS];
@@ -103,6 +104,7 @@ __global__ static void route(const __grid_constant__ routing r) {
  */
 __global__ static void expert_sort(const cuda_view ids, const cuda_view starts, const cuda_view order,
                                    uint32_t experts) {
+    begin();
     uint32_t chosen = ids.columns;
     int32_t *start = int_row(starts, 0), *sorted = int_row(order, 0);
     for (uint32_t e = threadIdx.x; e < experts; e += blockDim.x) {
@@ -130,6 +132,7 @@ __global__ static void expert_sort(const cuda_view ids, const cuda_view starts, 
 
 /* y = silu(gate) up; a block a row. */
 __global__ static void swiglu(const cuda_view gate, const cuda_view up, const cuda_view y) {
+    begin();
     for (uint32_t i = threadIdx.x; i < y.columns; i += BLOCK)
         float_row(y, blockIdx.x)[i] = silu(float_row(gate, blockIdx.x)[i]) * float_row(up, blockIdx.x)[i];
 }
@@ -138,6 +141,7 @@ __global__ static void swiglu(const cuda_view gate, const cuda_view up, const cu
  * row. */
 __global__ static void combine(const cuda_view routed, const cuda_view shared, const cuda_view scores,
                                const cuda_view y, uint32_t chosen) {
+    begin();
     uint32_t t = blockIdx.x;
     const float *score = float_row(scores, t);
     for (uint32_t i = threadIdx.x; i < y.columns; i += BLOCK) {
@@ -150,20 +154,20 @@ __global__ static void combine(const cuda_view routed, const cuda_view shared, c
 }
 
 static cudaError_t launch_swiglu(const cuda_view &gate, const cuda_view &up, const cuda_view &y,
-                                 cudaStream_t stream) {
-    return cuda_launch(swiglu, CUDA_EXCLUSIVE, y.rows, BLOCK, 0, stream, gate, up, y);
+                                 const cuda_device *device, cudaStream_t stream) {
+    return cuda_launch(swiglu, cuda_overlap(device), y.rows, BLOCK, 0, stream, gate, up, y);
 }
 
 static cudaError_t launch_combine(const cuda_view &routed, const cuda_view &shared, const cuda_view &scores,
-                                  const cuda_view &y, cudaStream_t stream) {
-    return cuda_launch(combine, CUDA_EXCLUSIVE, y.rows, BLOCK, 0, stream, routed, shared, scores, y,
+                                  const cuda_view &y, const cuda_device *device, cudaStream_t stream) {
+    return cuda_launch(combine, cuda_overlap(device), y.rows, BLOCK, 0, stream, routed, shared, scores, y,
                        scores.columns - 1);
 }
 
 /* A product with experts' matrices; `order`: starts and order, NULL when there is one row. */
 static cudaError_t expert_product(const cuda_op *op, const cuda_view &x, const cuda_view &ids,
                                   const cuda_view *order, const cuda_view &matrix, const cuda_view &y,
-                                  cudaStream_t stream) {
+                                  const cuda_device *device, cudaStream_t stream) {
     cuda_product product = {};
     product.x = x;
     product.matrix = matrix;
@@ -175,53 +179,53 @@ static cudaError_t expert_product(const cuda_op *op, const cuda_view &x, const c
         product.starts = order[0];
         product.order = order[1];
     }
-    return cuda_generic_product(product, stream);
+    return cuda_generic_product(product, device, stream);
 }
 
 static cudaError_t plain_product(const cuda_view &x, const cuda_view &matrix, const cuda_view &y,
-                                 cudaStream_t stream) {
+                                 const cuda_device *device, cudaStream_t stream) {
     cuda_product product = {};
     product.x = x;
     product.matrix = matrix;
     product.y = y;
-    return cuda_generic_product(product, stream);
+    return cuda_generic_product(product, device, stream);
 }
 
-extern "C" cudaError_t cuda_generic_router(const cuda_op *op, const cuda_device *, void *workspace,
+extern "C" cudaError_t cuda_generic_router(const cuda_op *op, const cuda_device *device, void *workspace,
                                            cudaStream_t stream) {
     const cuda_view *rest = after_input(op);
     routing r = {
         {}, rest[0], rest[1], rest[2], rest[3], op->op.constants.experts, op->op.constants.experts_per_token};
-    cudaError_t status = cuda_generic_input(op, workspace, &r.x, stream);
+    cudaError_t status = cuda_generic_input(op, device, workspace, &r.x, stream);
     if (status != cudaSuccess)
         return status;
-    return cuda_launch(route, CUDA_EXCLUSIVE, r.x.rows, BLOCK, r.experts * sizeof(float), stream, r);
+    return cuda_launch(route, cuda_overlap(device), r.x.rows, BLOCK, r.experts * sizeof(float), stream, r);
 }
 
-extern "C" cudaError_t cuda_generic_expert_sort(const cuda_op *op, const cuda_device *, void *,
+extern "C" cudaError_t cuda_generic_expert_sort(const cuda_op *op, const cuda_device *device, void *,
                                                 cudaStream_t stream) {
     uint32_t experts = op->op.constants.experts;
-    return cuda_launch(expert_sort, CUDA_EXCLUSIVE, 1,
+    return cuda_launch(expert_sort, cuda_overlap(device), 1,
                        experts < 1024 ? (experts + WARP - 1) / WARP * WARP : 1024, 0, stream, op->views[0],
                        op->views[1], op->views[2], experts);
 }
 
-extern "C" cudaError_t cuda_generic_expert_linear(const cuda_op *op, const cuda_device *, void *,
+extern "C" cudaError_t cuda_generic_expert_linear(const cuda_op *op, const cuda_device *device, void *,
                                                   cudaStream_t stream) {
     bool sorted = op->op.operand_count == 6;
     const cuda_view *rest = &op->views[sorted ? 4 : 2];
     return expert_product(op, op->views[0], op->views[1], sorted ? &op->views[2] : nullptr, rest[0], rest[1],
-                          stream);
+                          device, stream);
 }
 
-extern "C" cudaError_t cuda_generic_swiglu(const cuda_op *op, const cuda_device *, void *,
+extern "C" cudaError_t cuda_generic_swiglu(const cuda_op *op, const cuda_device *device, void *,
                                            cudaStream_t stream) {
-    return launch_swiglu(op->views[0], op->views[1], op->views[2], stream);
+    return launch_swiglu(op->views[0], op->views[1], op->views[2], device, stream);
 }
 
-extern "C" cudaError_t cuda_generic_expert_combine(const cuda_op *op, const cuda_device *, void *,
+extern "C" cudaError_t cuda_generic_expert_combine(const cuda_op *op, const cuda_device *device, void *,
                                                    cudaStream_t stream) {
-    return launch_combine(op->views[0], op->views[1], op->views[2], op->views[3], stream);
+    return launch_combine(op->views[0], op->views[1], op->views[2], op->views[3], device, stream);
 }
 
 /* Two products of the routed rows and two of the shared ones */
@@ -233,13 +237,13 @@ extern "C" uint64_t cuda_generic_expert_gate_up_workspace(const cuda_op *op, con
                 static_cast<uint64_t>(shared->rows) * shared->columns);
 }
 
-extern "C" cudaError_t cuda_generic_expert_gate_up(const cuda_op *op, const cuda_device *, void *workspace,
-                                                   cudaStream_t stream) {
+extern "C" cudaError_t cuda_generic_expert_gate_up(const cuda_op *op, const cuda_device *device,
+                                                   void *workspace, cudaStream_t stream) {
     const cuda_view *ids = after_input(op), *shared_out = &op->views[op->op.operand_count - 1];
     const cuda_view *matrices = shared_out - 5, &routed = shared_out[-1], &shared = *shared_out;
     const cuda_view *order = matrices > ids + 1 ? ids + 1 : nullptr;
     cuda_view x;
-    cudaError_t status = cuda_generic_input(op, workspace, &x, stream);
+    cudaError_t status = cuda_generic_input(op, device, workspace, &x, stream);
     float *memory =
         reinterpret_cast<float *>(static_cast<char *>(workspace) + cuda_generic_input_workspace(op, nullptr));
     uint64_t routed_size = static_cast<uint64_t>(routed.rows) * routed.columns;
@@ -249,17 +253,17 @@ extern "C" cudaError_t cuda_generic_expert_gate_up(const cuda_op *op, const cuda
     cuda_view shared_gate = workspace_view(memory + 2 * routed_size, shared.rows, shared.columns);
     cuda_view shared_up = workspace_view(memory + 2 * routed_size + shared_size, shared.rows, shared.columns);
     if (status == cudaSuccess)
-        status = expert_product(op, x, *ids, order, matrices[0], gate, stream);
+        status = expert_product(op, x, *ids, order, matrices[0], gate, device, stream);
     if (status == cudaSuccess)
-        status = expert_product(op, x, *ids, order, matrices[1], up, stream);
+        status = expert_product(op, x, *ids, order, matrices[1], up, device, stream);
     if (status == cudaSuccess)
-        status = launch_swiglu(gate, up, routed, stream);
+        status = launch_swiglu(gate, up, routed, device, stream);
     if (status == cudaSuccess)
-        status = plain_product(x, matrices[2], shared_gate, stream);
+        status = plain_product(x, matrices[2], shared_gate, device, stream);
     if (status == cudaSuccess)
-        status = plain_product(x, matrices[3], shared_up, stream);
+        status = plain_product(x, matrices[3], shared_up, device, stream);
     if (status == cudaSuccess)
-        status = launch_swiglu(shared_gate, shared_up, shared, stream);
+        status = launch_swiglu(shared_gate, shared_up, shared, device, stream);
     return status;
 }
 
@@ -269,7 +273,7 @@ extern "C" uint64_t cuda_generic_expert_down_workspace(const cuda_op *op, const 
     return sizeof(float) * rows * op->views[op->op.operand_count - 1].columns;
 }
 
-extern "C" cudaError_t cuda_generic_expert_down(const cuda_op *op, const cuda_device *, void *workspace,
+extern "C" cudaError_t cuda_generic_expert_down(const cuda_op *op, const cuda_device *device, void *workspace,
                                                 cudaStream_t stream) {
     bool sorted = op->op.operand_count == 9;
     const cuda_view &routed = op->views[0], &shared = op->views[1], &ids = op->views[2],
@@ -279,11 +283,11 @@ extern "C" cudaError_t cuda_generic_expert_down(const cuda_op *op, const cuda_de
     cuda_view products = workspace_view(memory, routed.rows, y.columns);
     cuda_view shared_product =
         workspace_view(memory + static_cast<uint64_t>(routed.rows) * y.columns, shared.rows, y.columns);
-    cudaError_t status =
-        expert_product(op, routed, ids, sorted ? &op->views[4] : nullptr, matrices[0], products, stream);
+    cudaError_t status = expert_product(op, routed, ids, sorted ? &op->views[4] : nullptr, matrices[0],
+                                        products, device, stream);
     if (status == cudaSuccess)
-        status = plain_product(shared, matrices[1], shared_product, stream);
+        status = plain_product(shared, matrices[1], shared_product, device, stream);
     if (status == cudaSuccess)
-        status = launch_combine(products, shared_product, scores, y, stream);
+        status = launch_combine(products, shared_product, scores, y, device, stream);
     return status;
 }

@@ -10,6 +10,7 @@
 
 /* tokens[T], table[V,H] -> y[T,H]; a block a row. */
 __global__ static void embed(const cuda_view tokens, const cuda_view table, const cuda_view y) {
+    begin();
     int32_t id = int_row(tokens, 0)[blockIdx.x];
     uint32_t row = id >= 0 && static_cast<uint32_t>(id) < table.rows ? id : 0;
     for (uint32_t i = threadIdx.x; i < y.columns; i += blockDim.x)
@@ -23,6 +24,7 @@ __device__ static void store(const cuda_product &product, uint64_t row, uint32_t
 
 /* A warp a column of y, blockIdx.y a row. */
 __global__ static void product_of_rows(const cuda_product product) {
+    begin();
     uint32_t lane = threadIdx.x % WARP, row = blockIdx.y;
     uint32_t column = blockIdx.x * WARPS + threadIdx.x / WARP;
     if (column >= product.y.columns)
@@ -61,6 +63,7 @@ __device__ static rows rows_of(const cuda_product &product) {
 
 /* A block: TILE columns of y, every gridDim.y'th TILE rows, blockIdx.z the expert. */
 __global__ static void product_in_tiles(const cuda_product product) {
+    begin();
     __shared__ float x_tile[DEPTH][TILE + 1], w_tile[DEPTH][TILE + 1];
     rows rows = rows_of(product);
     uint32_t first_column = blockIdx.x * TILE, out = product.y.columns, in = product.x.columns;
@@ -93,42 +96,43 @@ __global__ static void product_in_tiles(const cuda_product product) {
     }
 }
 
-cudaError_t cuda_generic_product(const cuda_product &product, cudaStream_t stream) {
+cudaError_t cuda_generic_product(const cuda_product &product, const cuda_device *device,
+                                 cudaStream_t stream) {
     uint32_t rows = product.y.rows, out = product.y.columns;
     bool sorted = product.experts > 0 && product.starts.data != nullptr;
     if (!sorted && (product.experts > 0 || rows <= FEW_ROWS))
-        return cuda_launch(product_of_rows, CUDA_EXCLUSIVE, dim3(cuda_blocks(out, WARPS), rows), WARPS * WARP,
-                           0, stream, product);
+        return cuda_launch(product_of_rows, cuda_overlap(device), dim3(cuda_blocks(out, WARPS), rows),
+                           WARPS * WARP, 0, stream, product);
     uint32_t row_tiles = cuda_blocks(rows, TILE), most = sorted ? 4 : 32768;
     dim3 grid(cuda_blocks(out, TILE), row_tiles < most ? row_tiles : most, sorted ? product.experts : 1);
-    return cuda_launch(product_in_tiles, CUDA_EXCLUSIVE, grid, (TILE / EACH) * (TILE / EACH), 0, stream,
+    return cuda_launch(product_in_tiles, cuda_overlap(device), grid, (TILE / EACH) * (TILE / EACH), 0, stream,
                        product);
 }
 
-extern "C" cudaError_t cuda_generic_embed(const cuda_op *op, const cuda_device *, void *,
+extern "C" cudaError_t cuda_generic_embed(const cuda_op *op, const cuda_device *device, void *,
                                           cudaStream_t stream) {
-    return cuda_launch(embed, CUDA_EXCLUSIVE, op->views[2].rows, 256, 0, stream, op->views[0], op->views[1],
-                       op->views[2]);
+    return cuda_launch(embed, cuda_overlap(device), op->views[2].rows, 256, 0, stream, op->views[0],
+                       op->views[1], op->views[2]);
 }
 
-extern "C" cudaError_t cuda_generic_linear(const cuda_op *op, const cuda_device *, void *workspace,
+extern "C" cudaError_t cuda_generic_linear(const cuda_op *op, const cuda_device *device, void *workspace,
                                            cudaStream_t stream) {
     cuda_product product = {};
-    cudaError_t status = cuda_generic_input(op, workspace, &product.x, stream);
+    cudaError_t status = cuda_generic_input(op, device, workspace, &product.x, stream);
     product.accumulate = op->op.constants.accumulate;
     for (uint32_t i = 0; i < op->op.constants.matrix_count && status == cudaSuccess; i++) {
         product.matrix = after_input(op)[2 * i];
         product.y = after_input(op)[2 * i + 1];
-        status = cuda_generic_product(product, stream);
+        status = cuda_generic_product(product, device, stream);
     }
     return status;
 }
 
-extern "C" cudaError_t cuda_generic_head(const cuda_op *op, const cuda_device *, void *workspace,
+extern "C" cudaError_t cuda_generic_head(const cuda_op *op, const cuda_device *device, void *workspace,
                                          cudaStream_t stream) {
     cuda_product product = {};
-    cudaError_t status = cuda_generic_input(op, workspace, &product.x, stream);
+    cudaError_t status = cuda_generic_input(op, device, workspace, &product.x, stream);
     product.matrix = after_input(op)[0];
     product.y = after_input(op)[1];
-    return status == cudaSuccess ? cuda_generic_product(product, stream) : status;
+    return status == cudaSuccess ? cuda_generic_product(product, device, stream) : status;
 }

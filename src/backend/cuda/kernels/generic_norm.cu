@@ -14,6 +14,7 @@ __device__ static float rms_scale(const float *x, uint32_t count, float epsilon)
 
 /* x[T,n], weight[n] -> y[T,n] = x rms_scale(x) weight */
 __global__ static void rms_norm(const cuda_view x, const cuda_view weight, const cuda_view y, float epsilon) {
+    begin();
     const float *in = float_row(x, blockIdx.x);
     float scale = rms_scale(in, x.columns, epsilon);
     for (uint32_t i = threadIdx.x; i < x.columns; i += BLOCK)
@@ -23,6 +24,7 @@ __global__ static void rms_norm(const cuda_view x, const cuda_view weight, const
 /* x[T,Hv*Dv], z[T,Hv*Dv], weight[Dv] -> y[T,Hv*Dv]: per head x rms_scale(x) weight silu(z); y may be x */
 __global__ static void gated_norm(const cuda_view x, const cuda_view z, const cuda_view weight,
                                   const cuda_view y, float epsilon) {
+    begin();
     uint32_t size = weight.columns, heads = x.columns / size;
     uint32_t row = blockIdx.x / heads, first = blockIdx.x % heads * size;
     const float *in = float_row(x, row) + first;
@@ -32,9 +34,9 @@ __global__ static void gated_norm(const cuda_view x, const cuda_view z, const cu
             in[i] * scale * vector_at(weight, i) * silu(float_row(z, row)[first + i]);
 }
 
-extern "C" cudaError_t cuda_generic_rms_norm(const cuda_op *op, const cuda_device *, void *,
+extern "C" cudaError_t cuda_generic_rms_norm(const cuda_op *op, const cuda_device *device, void *,
                                              cudaStream_t stream) {
-    return cuda_launch(rms_norm, CUDA_EXCLUSIVE, op->views[0].rows, BLOCK, 0, stream, op->views[0],
+    return cuda_launch(rms_norm, cuda_overlap(device), op->views[0].rows, BLOCK, 0, stream, op->views[0],
                        op->views[1], op->views[2], op->op.constants.epsilon);
 }
 
@@ -43,23 +45,25 @@ extern "C" uint64_t cuda_generic_input_workspace(const cuda_op *op, const cuda_d
     return op->op.constants.normalise ? sizeof(float) * static_cast<uint64_t>(x.rows) * x.columns : 0;
 }
 
-cudaError_t cuda_generic_input(const cuda_op *op, void *workspace, cuda_view *x, cudaStream_t stream) {
+cudaError_t cuda_generic_input(const cuda_op *op, const cuda_device *device, void *workspace, cuda_view *x,
+                               cudaStream_t stream) {
     *x = op->views[0];
     if (!op->op.constants.normalise)
         return cudaSuccess;
     *x = workspace_view(workspace, x->rows, x->columns);
-    return cuda_launch(rms_norm, CUDA_EXCLUSIVE, x->rows, BLOCK, 0, stream, op->views[0], op->views[1], *x,
-                       op->op.constants.epsilon);
+    return cuda_launch(rms_norm, cuda_overlap(device), x->rows, BLOCK, 0, stream, op->views[0], op->views[1],
+                       *x, op->op.constants.epsilon);
 }
 
 cudaError_t cuda_generic_gated_norm_views(const cuda_view &x, const cuda_view &z, const cuda_view &weight,
-                                          const cuda_view &y, float epsilon, cudaStream_t stream) {
-    return cuda_launch(gated_norm, CUDA_EXCLUSIVE, x.rows * (x.columns / weight.columns), BLOCK, 0, stream, x,
-                       z, weight, y, epsilon);
+                                          const cuda_view &y, float epsilon, const cuda_device *device,
+                                          cudaStream_t stream) {
+    return cuda_launch(gated_norm, cuda_overlap(device), x.rows * (x.columns / weight.columns), BLOCK, 0,
+                       stream, x, z, weight, y, epsilon);
 }
 
-extern "C" cudaError_t cuda_generic_gated_norm(const cuda_op *op, const cuda_device *, void *,
+extern "C" cudaError_t cuda_generic_gated_norm(const cuda_op *op, const cuda_device *device, void *,
                                                cudaStream_t stream) {
     return cuda_generic_gated_norm_views(op->views[0], op->views[1], op->views[2], op->views[3],
-                                         op->op.constants.epsilon, stream);
+                                         op->op.constants.epsilon, device, stream);
 }

@@ -62,6 +62,7 @@ __device__ static float adjusted(float logit, float bias, int32_t count, const s
 }
 
 __global__ static void adjust(const __grid_constant__ cuda_op op, float *logits, summary *summaries) {
+    begin();
     __shared__ summary shared[WARP];
     const step_record record = *record_of(op.views[0]);
     summary mine = {-CUDART_INF_F, -1, 0, 0};
@@ -264,6 +265,7 @@ __device__ static int32_t draw(chooser &c, uint32_t count, const step_record &re
 /* One block. */
 __global__ static void choose(const __grid_constant__ cuda_op op, const float *logits,
                               const summary *summaries, uint32_t summary_count) {
+    begin();
     __shared__ summary shared_summaries[WARP];
     __shared__ uint64 weights[DIGITS], sums[CHOOSERS];
     __shared__ uint32_t counts[DIGITS];
@@ -287,6 +289,7 @@ __global__ static void choose(const __grid_constant__ cuda_op op, const float *l
     place->position = record.position + record.rows;
     place->rows = 1;
     place->draws = record.draws + 1;
+    cuda_post_token(op.mailbox, id);
 }
 
 static uint32_t blocks_of(const cuda_op *op) {
@@ -299,13 +302,14 @@ extern "C" uint64_t cuda_generic_sample_workspace(const cuda_op *op, const cuda_
     return blocks_of(op) * sizeof(summary) + op->views[1].columns * sizeof(float);
 }
 
-extern "C" cudaError_t cuda_generic_sample(const cuda_op *op, const cuda_device *, void *workspace,
+extern "C" cudaError_t cuda_generic_sample(const cuda_op *op, const cuda_device *device, void *workspace,
                                            cudaStream_t stream) {
     summary *summaries = static_cast<summary *>(workspace);
     float *logits = reinterpret_cast<float *>(summaries + blocks_of(op));
     cudaError_t status =
-        cuda_launch(adjust, CUDA_EXCLUSIVE, blocks_of(op), BLOCK, 0, stream, *op, logits, summaries);
+        cuda_launch(adjust, cuda_overlap(device), blocks_of(op), BLOCK, 0, stream, *op, logits, summaries);
     if (status != cudaSuccess)
         return status;
-    return cuda_launch(choose, CUDA_EXCLUSIVE, 1, CHOOSERS, 0, stream, *op, logits, summaries, blocks_of(op));
+    return cuda_launch(choose, cuda_overlap(device), 1, CHOOSERS, 0, stream, *op, logits, summaries,
+                       blocks_of(op));
 }
