@@ -392,4 +392,26 @@ static inline void assert_near(double found, double expected, double tolerance) 
         fail_msg("found %.9g, expected %.9g", found, expected);
 }
 
+/* Two ways to compute the same: on the processor every bit, on a GPU all but rounding. */
+static inline void assert_same(const void *found, const void *expected, enum dtype dtype, size_t count) {
+    if (bench_current.class == &cpu_backend || bench_current.class == &reference_backend ||
+        dtype_bits(dtype) == 8 || dtype == DTYPE_I32) {
+        assert_memory_equal(found, expected, count * dtype_bits(dtype) / 8);
+        return;
+    }
+    for (size_t i = 0; i < count; i++)
+        assert_near(float_load(found, dtype, i), float_load(expected, dtype, i),
+                    dtype == DTYPE_F32 ? 2e-5 : 1e-2);
+}
+
+static inline void assert_same_floats(const float *found, const float *expected, size_t count) {
+    assert_same(found, expected, DTYPE_F32, count);
+}
+
+/* Buffer `index` of two benches after their runs. */
+static inline void assert_same_buffers(const struct bench *a, const struct bench *b, uint32_t index) {
+    const struct buffer_shape *shape = &a->shapes[index];
+    assert_same(a->data[index], b->data[index], shape->dtype, (size_t)shape->rows * shape->columns);
+}
+
 #endif

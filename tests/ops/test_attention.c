@@ -128,8 +128,7 @@ static void qk_prep_equals_its_parts(void **state) {
             bench_run(bench);
         }
         for (uint32_t j = 0; j < benches[0].buffer_count - 1; j++) /* all but the parts' own scratch */
-            assert_memory_equal(benches[0].data[j], benches[1].data[j],
-                                buffer_shape_bytes(&benches[0].shapes[j]));
+            assert_same_buffers(&benches[0], &benches[1], j);
         bench_close(&benches[0]);
         bench_close(&benches[1]);
     }
@@ -241,8 +240,8 @@ static void attention_row_by_row(void **state) {
         op->operands[2] = strided(a.gate, s->heads, s->size, 2 * s->size, (first * 2 + 1) * s->size);
         op->operands[5] = strided(a.y, s->heads, s->size, s->size, 0);
         bench_run(&single);
-        assert_memory_equal(bench_floats(&single, a.y), bench_floats(&chunk, whole.y) + first * s->size,
-                            (size_t)s->heads * s->size * 4);
+        assert_same_floats(bench_floats(&single, a.y), bench_floats(&chunk, whole.y) + first * s->size,
+                           (size_t)s->heads * s->size);
         bench_close(&single);
     }
     bench_close(&chunk);

@@ -145,7 +145,7 @@ static void conv_silu_token_by_token(void **state) {
             plan_free(&single.plan);
         }
         for (uint32_t j = 0; j < chunk.buffer_count; j++)
-            assert_memory_equal(chunk.data[j], single.data[j], buffer_shape_bytes(&chunk.shapes[j]));
+            assert_same_buffers(&chunk, &single, j);
         bench_close(&chunk);
         bench_close(&single);
     }
@@ -391,10 +391,10 @@ static void delta_tail_equals_its_parts(void **state) {
         }
         for (int variant = 1; variant < 3; variant++) {
             uint32_t state_index = 5, y_index = benches[0].buffer_count - 1;
-            assert_memory_equal(benches[0].data[state_index], benches[variant].data[state_index],
-                                (size_t)values * s->key_size * 4);
-            assert_memory_equal(benches[0].data[y_index], benches[variant].data[y_index],
-                                (size_t)s->rows * values * 4);
+            assert_same_floats(benches[0].data[state_index], benches[variant].data[state_index],
+                               (size_t)values * s->key_size);
+            assert_same_floats(benches[0].data[y_index], benches[variant].data[y_index],
+                               (size_t)s->rows * values);
         }
         for (int variant = 0; variant < 3; variant++)
             bench_close(&benches[variant]);
@@ -459,8 +459,7 @@ static void delta_step_equals_its_parts(void **state) {
         }
         for (uint32_t j = 0; j < benches[0].buffer_count; j++)
             if (j < 2 || j > 4) /* q, k and v are the parts' own */
-                assert_memory_equal(benches[0].data[j], benches[1].data[j],
-                                    buffer_shape_bytes(&benches[0].shapes[j]));
+                assert_same_buffers(&benches[0], &benches[1], j);
         bench_close(&benches[0]);
         bench_close(&benches[1]);
     }

@@ -286,9 +286,9 @@ static void blocks_of_every_make(void **state) {
             assert_block(bench, s, b);
         }
         for (int variant = 1; variant < variants; variant++)
-            assert_memory_equal(bench_floats(&benches[0], blocks[0].y),
-                                bench_floats(&benches[variant], blocks[variant].y),
-                                (size_t)s->rows * s->hidden * 4);
+            assert_same_floats(bench_floats(&benches[0], blocks[0].y),
+                               bench_floats(&benches[variant], blocks[variant].y),
+                               (size_t)s->rows * s->hidden);
         for (int variant = 0; variant < variants; variant++) {
             free(blocks[variant].before);
             bench_close(&benches[variant]);
@@ -325,8 +325,8 @@ static void rows_at_once_equal_single_rows(void **state) {
         add_fusions(&single, &one, &row, NULL);
     }
     bench_run(&single);
-    assert_memory_equal(bench_floats(&chunk, whole.y), bench_floats(&single, b.y),
-                        (size_t)s->rows * s->hidden * 4);
+    assert_same_floats(bench_floats(&chunk, whole.y), bench_floats(&single, b.y),
+                       (size_t)s->rows * s->hidden);
     free(whole.before);
     free(b.before);
     bench_close(&chunk);
@@ -387,8 +387,7 @@ static void norms_within_products(void **state) {
         }
         const struct operand results[] = {ids, scores, blocks[0].routed, blocks[0].shared};
         for (int j = 0; j < 4; j++)
-            assert_memory_equal(benches[0].data[results[j].buffer], benches[1].data[results[j].buffer],
-                                buffer_shape_bytes(&benches[0].shapes[results[j].buffer]));
+            assert_same_buffers(&benches[0], &benches[1], results[j].buffer);
         for (int j = 0; j < 2; j++) {
             free(blocks[j].before);
             bench_close(&benches[j]);

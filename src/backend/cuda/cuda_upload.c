@@ -1,36 +1,58 @@
 /* Loading the weights: read from the checkpoint's files into pinned memory, copied to the device as they are,
- * and packed there. Two buffers take turns, so that the disk reads one while the device copies the other. */
+ * and packed there. Several threads take pieces in the order of the files; each has two stages that take
+ * turns, so that it reads into one while the device empties the other. */
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/pack.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 
+#include "base/system.h"
+#include "base/threads.h"
+
 #define ALIGNMENT 256
-#define STAGE_BYTES ((uint64_t)16 << 20)
+#define STAGE_BYTES ((uint64_t)8 << 20)
+#define MAX_READERS 8
 
 /* Vectors and the taps of convolutions are stored as float32. */
 #define SMALL_COLUMNS 16
 
+/* Neighbouring rows of a weight that fit a stage. */
+struct piece {
+    uint32_t weight, file;
+    uint64_t offset, first, rows; /* offset: of the weight in its file */
+};
+
 struct stage {
-    char *host, *device;
+    char *host;
+    struct cuda_memory device;
     cudaEvent_t packed;
+};
+
+struct reader {
+    cudaStream_t stream;
+    struct stage stages[2];
+    uint32_t next; /* stage */
 };
 
 struct upload {
     struct cuda_backend *backend;
     struct weights *weights;
     const struct calla_progress *progress;
-    struct stage stages[2];
     uint64_t stage_bytes, done;
-    uint32_t next; /* stage */
+    struct piece *pieces;
+    size_t piece_count;
+    atomic_size_t next;
+    struct reader readers[MAX_READERS];
+    size_t reader_count;
+    atomic_bool failed;
+    pthread_mutex_t mutex; /* for done, error and the progress report */
+    struct calla_error *error;
 };
 
 static uint64_t aligned(uint64_t bytes) {
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-}
-
-static bool is_affine(const struct weight *weight) {
-    return weight->part_count == 3;
 }
 
 static uint64_t rows_of(const struct weight *weight) {
@@ -59,6 +81,17 @@ static uint64_t describe(const struct weight *weight, struct cuda_view *view) {
     return rows * dtype_row_bytes((enum dtype)view->dtype, weight->columns);
 }
 
+static bool check_weights(const struct weights *weights, struct calla_error *error) {
+    for (uint32_t i = 0; i < weights->table.count; i++) {
+        const struct weight *weight = &weights->table.weights[i];
+        if (weight->part_count == 3 && weight->columns % DTYPE_AFFINE_GROUP != 0)
+            return error_set(error, CALLA_BAD_INPUT,
+                             "%s: its %u columns are no multiple of the group size %d.", weight->module,
+                             weight->columns, DTYPE_AFFINE_GROUP);
+    }
+    return true;
+}
+
 /* Gives every weight its place on the device. */
 static bool allocate(struct cuda_backend *backend, const struct weights *weights, struct calla_error *error) {
     uint32_t count = weights->table.count;
@@ -74,11 +107,11 @@ static bool allocate(struct cuda_backend *backend, const struct weights *weights
     backend->weight_memory = memory.data;
     char *next = memory.data;
     for (uint32_t i = 0; i < count; i++) {
-        struct cuda_view *view = &backend->weight_views[i];
+        struct cuda_view *view = &backend->weight_views[i], size;
         view->data = next;
         if (view->dtype == DTYPE_AFFINE8)
             view->scales = next + aligned((uint64_t)view->rows * view->columns);
-        next += aligned(describe(&weights->table.weights[i], &(struct cuda_view){.data = NULL}));
+        next += aligned(describe(&weights->table.weights[i], &size));
     }
     return true;
 }
@@ -98,7 +131,7 @@ static uint64_t staged_bytes(const struct weight *weight, uint64_t rows) {
 }
 
 /* Large enough for a row of tiles of each weight, and not larger than the largest. */
-static uint64_t stage_bytes(const struct weights *weights) {
+static uint64_t choose_stage_bytes(const struct weights *weights) {
     uint64_t least = 0, most = 1;
     for (uint32_t i = 0; i < weights->table.count; i++) {
         const struct weight *weight = &weights->table.weights[i];
@@ -110,102 +143,185 @@ static uint64_t stage_bytes(const struct weights *weights) {
     return least > STAGE_BYTES ? least : most < STAGE_BYTES ? most : STAGE_BYTES;
 }
 
-static bool open_stages(struct upload *upload, struct calla_error *error) {
-    upload->stage_bytes = stage_bytes(upload->weights);
-    for (int i = 0; i < 2; i++) {
-        struct stage *stage = &upload->stages[i];
-        struct cuda_memory memory;
-        cudaError_t status = cudaMallocHost((void **)&stage->host, (size_t)upload->stage_bytes);
-        if (status == cudaSuccess)
-            status = cudaEventCreateWithFlags(&stage->packed, cudaEventDisableTiming);
-        if (status != cudaSuccess)
-            return cuda_failed(status, "memory for reading weights", error);
-        if (!cuda_allocate(&memory, upload->stage_bytes, "reading weights", error))
-            return false;
-        stage->device = memory.data;
+/* Whole rows of tiles, except in the last piece of a weight. */
+static uint64_t rows_at_once(const struct weight *weight, uint64_t stage) {
+    uint64_t rows = rows_of(weight);
+    while (rows > CUDA_TILE_ROWS && staged_bytes(weight, rows) > stage)
+        rows = (rows / 2 + CUDA_TILE_ROWS - 1) / CUDA_TILE_ROWS * CUDA_TILE_ROWS;
+    return rows;
+}
+
+static int compare_pieces(const void *left, const void *right) {
+    const struct piece *a = left, *b = right;
+    if (a->file != b->file)
+        return a->file < b->file ? -1 : 1;
+    if (a->offset != b->offset)
+        return a->offset < b->offset ? -1 : 1;
+    return a->first < b->first ? -1 : a->first > b->first;
+}
+
+static bool cut(struct upload *upload, struct calla_error *error) {
+    const struct weight_table *table = &upload->weights->table;
+    size_t count = 0;
+    for (uint32_t i = 0; i < table->count; i++) {
+        uint64_t rows = rows_of(&table->weights[i]),
+                 some = rows_at_once(&table->weights[i], upload->stage_bytes);
+        count += (size_t)((rows + some - 1) / some);
     }
+    upload->pieces = calloc(count + 1, sizeof *upload->pieces);
+    if (upload->pieces == NULL)
+        return error_memory(error, "reading weights", count * sizeof *upload->pieces);
+    for (uint32_t i = 0; i < table->count; i++) {
+        const struct weight *weight = &table->weights[i];
+        uint64_t rows = rows_of(weight), some = rows_at_once(weight, upload->stage_bytes);
+        for (uint64_t first = 0; first < rows; first += some)
+            upload->pieces[upload->piece_count++] =
+                (struct piece){.weight = i,
+                               .file = weight->parts[0].file,
+                               .offset = weight->parts[0].offset,
+                               .first = first,
+                               .rows = rows - first < some ? rows - first : some};
+    }
+    qsort(upload->pieces, upload->piece_count, sizeof *upload->pieces, compare_pieces);
     return true;
 }
 
-static void close_stages(struct upload *upload) {
-    cudaStreamSynchronize(upload->backend->stream);
+static bool open_reader(struct reader *reader, uint64_t stage_bytes, struct calla_error *error) {
+    cudaError_t status = cudaStreamCreateWithFlags(&reader->stream, cudaStreamNonBlocking);
+    for (int i = 0; i < 2 && status == cudaSuccess; i++) {
+        struct stage *stage = &reader->stages[i];
+        status = cudaMallocHost((void **)&stage->host, (size_t)stage_bytes);
+        if (status == cudaSuccess)
+            status = cudaEventCreateWithFlags(&stage->packed, cudaEventDisableTiming);
+        if (status == cudaSuccess && !cuda_allocate(&stage->device, stage_bytes, "reading weights", error))
+            return false;
+    }
+    return status == cudaSuccess || cuda_failed(status, "memory for reading weights", error);
+}
+
+static void close_reader(struct reader *reader) {
+    if (reader->stream != NULL) {
+        cudaStreamSynchronize(reader->stream);
+        cudaStreamDestroy(reader->stream);
+    }
     for (int i = 0; i < 2; i++) {
-        if (upload->stages[i].packed != NULL)
-            cudaEventDestroy(upload->stages[i].packed);
-        cudaFreeHost(upload->stages[i].host);
-        cudaFree(upload->stages[i].device);
+        if (reader->stages[i].packed != NULL)
+            cudaEventDestroy(reader->stages[i].packed);
+        cudaFreeHost(reader->stages[i].host);
+        cuda_release(&reader->stages[i].device);
     }
 }
 
+/* As many readers as there is work for and the processor has cores. */
+static bool open_readers(struct upload *upload, struct calla_error *error) {
+    size_t cores = (size_t)system_cores(), most = cores < MAX_READERS ? cores : MAX_READERS;
+    uint64_t stages = upload->weights->bytes / upload->stage_bytes + 1;
+    size_t count = stages / 2 < most ? (size_t)(stages / 2) : most;
+    do {
+        if (!open_reader(&upload->readers[upload->reader_count++], upload->stage_bytes, error))
+            return false;
+    } while (upload->reader_count < count);
+    return true;
+}
+
 /* Reads rows of a weight into a stage and queues their way to the device. */
-static bool upload_rows(struct upload *upload, uint32_t index, uint64_t first, uint64_t rows,
-                        struct calla_error *error) {
-    const struct weight *weight = &upload->weights->table.weights[index];
-    struct stage *stage = &upload->stages[upload->next++ % 2];
+static bool upload_piece(const struct upload *upload, struct reader *reader, const struct piece *piece,
+                         struct calla_error *error) {
+    const struct weight *weight = &upload->weights->table.weights[piece->weight];
+    struct stage *stage = &reader->stages[reader->next++ % 2];
     cudaError_t status = cudaEventSynchronize(stage->packed);
     const void *parts[3] = {NULL};
     uint64_t offset = 0;
     for (uint32_t part = 0; part < weight->part_count && status == cudaSuccess; part++) {
-        uint64_t bytes = part_bytes(weight, part, rows);
-        if (!weights_read_part(upload->weights, index, part, part_bytes(weight, part, first),
+        uint64_t bytes = part_bytes(weight, part, piece->rows);
+        if (!weights_read_part(upload->weights, piece->weight, part, part_bytes(weight, part, piece->first),
                                stage->host + offset, bytes, error))
             return false;
-        parts[part] = stage->device + offset;
+        parts[part] = (char *)stage->device.data + offset;
         offset += aligned(bytes);
     }
-    cudaStream_t stream = upload->backend->stream;
     if (status == cudaSuccess)
-        status = cudaMemcpyAsync(stage->device, stage->host, (size_t)offset, cudaMemcpyHostToDevice, stream);
+        status = cudaMemcpyAsync(stage->device.data, stage->host, (size_t)offset, cudaMemcpyHostToDevice,
+                                 reader->stream);
     struct cuda_raw_rows raw = {.values = parts[0],
                                 .scales = parts[1],
                                 .biases = parts[2],
                                 .dtype = weight->dtype,
                                 .scale_dtype = weight->parts[1].dtype,
                                 .bias_dtype = weight->parts[2].dtype,
-                                .rows = (uint32_t)rows,
+                                .rows = (uint32_t)piece->rows,
                                 .columns = weight->columns};
     if (status == cudaSuccess)
-        status = cuda_pack(&raw, &upload->backend->weight_views[index], first, stream);
+        status = cuda_pack(&raw, &upload->backend->weight_views[piece->weight], piece->first, reader->stream);
     if (status == cudaSuccess)
-        status = cudaEventRecord(stage->packed, stream);
-    return status == cudaSuccess || cuda_lost(upload->backend, status, "loading weights", error);
+        status = cudaEventRecord(stage->packed, reader->stream);
+    return status == cudaSuccess || cuda_failed(status, "loading weights", error);
 }
 
-static bool upload_weight(struct upload *upload, uint32_t index, struct calla_error *error) {
-    const struct weight *weight = &upload->weights->table.weights[index];
-    uint64_t rows = rows_of(weight), at_once = rows;
-    while (at_once > CUDA_TILE_ROWS && staged_bytes(weight, at_once) > upload->stage_bytes)
-        at_once = (at_once / 2 + CUDA_TILE_ROWS - 1) / CUDA_TILE_ROWS * CUDA_TILE_ROWS;
-    for (uint64_t first = 0; first < rows; first += at_once) {
-        uint64_t count = rows - first < at_once ? rows - first : at_once;
-        if (!upload_rows(upload, index, first, count, error))
-            return false;
-        for (uint32_t part = 0; part < weight->part_count; part++)
-            upload->done += part_bytes(weight, part, count);
-        const struct calla_progress *progress = upload->progress;
-        if (progress != NULL && progress->report != NULL &&
-            !progress->report(progress->user, "reading weights", upload->done, upload->weights->bytes))
-            return error_set(error, CALLA_CANCELLED, "Reading the weights was cancelled.");
+/* After a piece went well or, with an error, did not: whether to go on. */
+static bool note_piece(struct upload *upload, const struct piece *piece, bool ok,
+                       const struct calla_error *error) {
+    const struct weight *weight = &upload->weights->table.weights[piece->weight];
+    const struct calla_progress *progress = upload->progress;
+    pthread_mutex_lock(&upload->mutex);
+    bool first_failure = !atomic_load(&upload->failed);
+    for (uint32_t part = 0; part < weight->part_count; part++)
+        upload->done += part_bytes(weight, part, piece->rows);
+    if (!ok && first_failure)
+        error_set(upload->error, error->status, "%s", error->message);
+    if (ok && first_failure && progress != NULL && progress->report != NULL &&
+        !progress->report(progress->user, "reading weights", upload->done, upload->weights->bytes))
+        ok = error_set(upload->error, CALLA_CANCELLED, "Reading the weights was cancelled.");
+    if (!ok)
+        atomic_store(&upload->failed, true);
+    pthread_mutex_unlock(&upload->mutex);
+    return ok;
+}
+
+static void read_pieces(void *argument, size_t task) {
+    struct upload *upload = argument;
+    struct reader *reader = &upload->readers[task];
+    bool ok = true;
+    cudaSetDevice(upload->backend->device.ordinal);
+    for (size_t i; ok && !atomic_load(&upload->failed) &&
+                   (i = atomic_fetch_add(&upload->next, 1)) < upload->piece_count;) {
+        struct calla_error error = {0};
+        ok = upload_piece(upload, reader, &upload->pieces[i], &error);
+        ok = note_piece(upload, &upload->pieces[i], ok, &error);
     }
-    return true;
+    cudaError_t status = cudaStreamSynchronize(reader->stream);
+    if (status != cudaSuccess) {
+        struct calla_error error = {0};
+        cuda_lost(upload->backend, status, "loading weights", &error);
+        note_piece(upload, &upload->pieces[0], false, &error);
+    }
+}
+
+static bool read_all(struct upload *upload, struct calla_error *error) {
+    struct threads *threads = threads_open((int)upload->reader_count, error);
+    if (threads == NULL)
+        return false;
+    upload->error = error;
+    threads_run(threads, read_pieces, upload, upload->reader_count);
+    threads_close(threads);
+    return !atomic_load(&upload->failed);
 }
 
 bool cuda_load(struct backend *base, struct weights *weights, const struct calla_progress *progress,
                struct calla_error *error) {
     struct cuda_backend *backend = (struct cuda_backend *)base;
-    struct upload upload = {.backend = backend, .weights = weights, .progress = progress};
-    for (uint32_t i = 0; i < weights->table.count; i++)
-        if (is_affine(&weights->table.weights[i]) &&
-            weights->table.weights[i].columns % DTYPE_AFFINE_GROUP != 0)
-            return error_set(
-                error, CALLA_BAD_INPUT, "%s: its %u columns are no multiple of the group size %d.",
-                weights->table.weights[i].module, weights->table.weights[i].columns, DTYPE_AFFINE_GROUP);
-    if (!allocate(backend, weights, error))
-        return false;
-    bool ok = open_stages(&upload, error);
-    for (uint32_t i = 0; i < weights->table.count && ok; i++)
-        ok = upload_weight(&upload, i, error);
-    close_stages(&upload);
-    backend->weights = weights;
+    struct upload upload = {.backend = backend,
+                            .weights = weights,
+                            .progress = progress,
+                            .stage_bytes = choose_stage_bytes(weights)};
+    pthread_mutex_init(&upload.mutex, NULL);
+    bool ok = check_weights(weights, error) && allocate(backend, weights, error) && cut(&upload, error) &&
+              open_readers(&upload, error) && read_all(&upload, error);
+    for (size_t i = 0; i < upload.reader_count; i++)
+        close_reader(&upload.readers[i]);
+    pthread_mutex_destroy(&upload.mutex);
+    free(upload.pieces);
+    if (ok)
+        backend->weights = weights;
     return ok;
 }
