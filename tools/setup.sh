@@ -2,9 +2,9 @@
 # Installs what Calla needs and nothing that is already there.
 #
 #   tools/setup.sh build           what `make` needs: a compiler, CMake, pkg-config, four libraries
-#   tools/setup.sh test            the same, cmocka and Python; makes .venv with the packages the tests use
-#   tools/setup.sh ci              the same, clang with its sanitizers and clang-tidy, and gcc and
-#                                  QEMU for 64-bit ARM
+#   tools/setup.sh test            the same, cmocka, Python and on Linux clang; makes .venv with the packages the tests
+#                                  use
+#   tools/setup.sh ci              the same, clang's sanitizers and clang-tidy, and gcc and QEMU for 64-bit ARM
 #   tools/setup.sh --check LEVEL   installs nothing; says what is missing and fails if anything is
 #
 # Every need is a command that succeeds when the need is met, so a machine that has everything is left alone
@@ -77,9 +77,9 @@ needs() {
     need libcmocka-dev cmocka have_library cmocka
     need curl curl have_command curl
     need "python3 python3-venv" python3 have_python
+    need clang - have_command clang # compiles the Metal kernels for their emulator
     [ $level = test ] && return
     need git git have_command git
-    need clang llvm have_command clang
     need clang-tidy llvm have_command clang-tidy
     need libclang-rt-dev - have_sanitizers
     need llvm llvm have_command llvm-symbolizer
