@@ -58,8 +58,12 @@ struct calla_model_options {
     bool tokenizer_only;         /* no weights: tokenising and templates work, sessions do not */
     const char *const *policies; /* "NAME=VALUE" each */
     size_t policy_count;
+    uint64_t cache_memory; /* bytes for snapshots of what the model's sessions have read, which whoever reads
+                              a text with the same beginning goes on from; 0: none are kept */
     struct calla_progress progress;
 };
+
+#define CALLA_CACHE_DEFAULT UINT64_MAX /* of cache_memory: a share of what the weights leave */
 
 struct calla_model *calla_model_open(const struct calla_model_options *options, struct calla_error *error);
 void calla_model_close(struct calla_model *model);
@@ -80,9 +84,21 @@ struct calla_model_info {
     uint64_t skipped_tensors;    /* vision and mtp tensors that were passed over */
     uint64_t session_bytes;      /* recurrent and convolution state of a session */
     uint64_t bytes_per_position; /* KV cache a token */
+    uint64_t cache_memory;       /* that the model's cache may grow to; 0: there is none */
 };
 
 void calla_model_info(const struct calla_model *model, struct calla_model_info *info);
+
+/* What the model's cache holds and has done. All 0 without one. */
+struct calla_cache_info {
+    uint64_t memory_limit, memory, memory_peak; /* bytes; of them ... */
+    uint64_t logits;                            /* ... in logits */
+    uint64_t snapshots;                         /* in memory now ... */
+    uint64_t taken, evicted;                    /* ... taken and given up so far */
+    uint64_t requests, hits; /* texts that were to be read, and of them those whose beginning was known */
+};
+
+void calla_cache_info(const struct calla_model *model, struct calla_cache_info *info);
 
 /* Text and tokens */
 
@@ -138,9 +154,9 @@ uint32_t calla_session_context(const struct calla_session *session);  /* positio
 /* Forgets everything: position 0. */
 bool calla_session_reset(struct calla_session *session, struct calla_error *error);
 
-/* Brings the session to exactly these tokens. If what it has read is a prefix of them, only the rest is
- * computed; otherwise it starts over. *computed (may be NULL) is the number of tokens computed, 0 when the
- * session stands at just these tokens already. A cancelled or failed call leaves the session reset. */
+/* Brings the session to exactly these tokens. What it has read, or what the model's cache has, is not
+ * computed again if it is a prefix of them. *computed (may be NULL) is the number of tokens computed, 0 when
+ * all were known. A cancelled or failed call leaves the session reset. */
 bool calla_session_read(struct calla_session *session, const int32_t *tokens, size_t count, size_t *computed,
                         const struct calla_progress *progress, struct calla_error *error);
 

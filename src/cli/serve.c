@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "cli/byte_size.h"
 #include "cli/commands.h"
 #include "cli/model_flags.h"
 #include "cli/model_path.h"
@@ -12,7 +13,8 @@
 
 struct serve {
     struct model_flags model;
-    const char *host, *unix_path, *key_file, *name, *log_format;
+    const char *host, *unix_path, *key_file, *name, *log_format, *cache_memory;
+    uint64_t cache_bytes;
     uint64_t port, sessions, queue, max_body, max_connections;
     double drain_seconds, keepalive_seconds;
     bool insecure, only_name, log_text, have_port, have_host;
@@ -49,7 +51,11 @@ static void mind_signals(void) {
     sigaction(SIGTERM, &action, NULL);
 }
 
-static bool check(const struct serve *serve, struct calla_error *error) {
+static bool check(struct serve *serve, struct calla_error *error) {
+    serve->cache_bytes = CALLA_CACHE_DEFAULT;
+    if (serve->cache_memory != NULL &&
+        !byte_size_parse(serve->cache_memory, "cache-memory", &serve->cache_bytes, error))
+        return false;
     if (serve->unix_path != NULL && (serve->have_port || serve->have_host))
         return error_set(error, CALLA_BAD_INPUT,
                          "--unix excludes --host and --port; leave out one or the other.");
@@ -89,7 +95,8 @@ static bool run(const struct serve *serve, struct calla_error *error) {
                                 .backend = serve->model.backend,
                                 .threads = (int)serve->model.threads,
                                 .policies = serve->model.policies.values,
-                                .policy_count = serve->model.policies.count},
+                                .policy_count = serve->model.policies.count,
+                                .cache_memory = serve->cache_bytes},
                       .sessions = (uint32_t)serve->sessions,
                       .context = (uint32_t)serve->model.context,
                       .queue = (size_t)serve->queue,
@@ -193,6 +200,14 @@ int command_serve(int argc, char **argv) {
          .number = &serve.drain_seconds,
          .high = 86400},
     };
+    const struct option cache[] = {
+        {.name = "cache-memory",
+         .value = "SIZE",
+         .help = "memory for what was read before, such as 4G (a\nquarter of what the weights leave, 8G at "
+                 "most); 0:\n"
+                 "every prompt is computed whole",
+         .text = &serve.cache_memory},
+    };
     const struct option log[] = {
         {.name = "log-format",
          .choices = "text|json",
@@ -205,6 +220,7 @@ int command_serve(int argc, char **argv) {
         {"Where it listens", where, sizeof where / sizeof where[0]},
         {"Who may ask", who, sizeof who / sizeof who[0]},
         {"Work", work, sizeof work / sizeof work[0]},
+        {"Cache", cache, sizeof cache / sizeof cache[0]},
         {"Log", log, sizeof log / sizeof log[0]},
     };
     const struct command_usage usage = {"serve", "[OPTIONS]", about, groups, sizeof groups / sizeof groups[0],

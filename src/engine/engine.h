@@ -3,6 +3,7 @@
 #define CALLA_ENGINE_ENGINE_H
 
 #include "backend/backend.h"
+#include "engine/reading.h"
 #include "model/config.h"
 #include "model/forward.h"
 #include "model/weights.h"
@@ -25,6 +26,7 @@ struct calla_model {
     size_t warning_count;
     unsigned char key[32]; /* what files of sessions are bound to, once model_key has been asked for it */
     bool have_key;
+    struct prefix_cache *cache; /* NULL: none */
 };
 
 /* A plan made ready for one session, kept for its shape. */
@@ -48,18 +50,26 @@ struct calla_session {
     int32_t sampled;  /* the id that lies in STEP_TOKENS[0] with the record ready for it, or -1 */
     float *logits;    /* [vocabulary]: a copy for the caller */
     struct step_record record;
-    uint32_t chunk; /* rows of the chunk of a prompt that is being read and not yet part of what was read */
+    struct reading reading;
+    size_t computed; /* rows that were computed since reading began */
+    uint32_t chunk;  /* rows of the chunk of a prompt that is being read and not yet part of what was read */
     struct session_program programs[SESSION_PROGRAMS];
     uint64_t program_clock;
 };
 
-/* Makes ready to read these tokens (checked), starting over unless they continue what was read; then each
- * call of session_read_more works on them for a quarter of a second or a little longer, until the session's
- * position, which moves on by whole chunks, is `count`. */
+/* Makes ready to read these tokens (checked; they stay where they are until reading ends), beginning with
+ * what the session or the model's cache knows of them; then each call of session_read_more works on them for
+ * a quarter of a second or a little longer, until the session's position, which moves on by whole chunks, is
+ * `count`. session_read_end comes last, however it went; session->computed then tells how many were computed.
+ */
 bool session_read_start(struct calla_session *session, const int32_t *tokens, size_t count,
                         struct calla_error *error);
 bool session_read_more(struct calla_session *session, const int32_t *tokens, size_t count,
                        struct calla_error *error);
+void session_read_end(struct calla_session *session);
+
+/* Position 0; a text that is being read goes on from there. */
+bool session_clear(struct calla_session *session, struct calla_error *error);
 
 /* Whether the session can read these; an error otherwise. */
 bool session_check_tokens(const struct calla_session *session, const int32_t *tokens, size_t count,

@@ -10,6 +10,8 @@
 
 #include "base/json.h"
 #include "base/system.h"
+#include "engine/prefix_cache.h"
+#include "engine/serving.h"
 
 void calla_reply_free(struct calla_reply *reply) {
     free(reply->reasoning);
@@ -176,8 +178,12 @@ static bool read_prompt(struct calla_generation *generation, struct calla_error 
     const struct calla_tokens *prompt = &generation->prompt->tokens;
     if (session->position < prompt->count && !session_read_more(session, prompt->ids, prompt->count, error))
         return false;
+    /* More than there are if the session had to begin again. */
+    generation->reply.computed_tokens =
+        session->computed < session->position ? session->computed : session->position;
     if (session->position < prompt->count)
         return true;
+    session_read_end(session);
     generation->phase = GENERATION_REPLYING;
     return session_start_sampling(session, &generation->options.sampling, prompt->ids, prompt->count,
                                   error) &&
@@ -201,6 +207,16 @@ void calla_generation_progress(const struct calla_generation *generation, size_t
     bool reading = generation->phase == GENERATION_READING;
     *read = reading ? generation->session->position : generation->prompt->tokens.count;
     *made = generation->reply.tokens.count;
+}
+
+size_t generation_computed(const struct calla_generation *generation) {
+    return generation->reply.computed_tokens;
+}
+
+bool generation_waits(const struct calla_generation *generation) {
+    const struct calla_session *session = generation->session;
+    return generation->phase == GENERATION_READING && session->model->cache != NULL &&
+           prefix_cache_waits(session->model->cache, session);
 }
 
 /* The beginning and the end */
@@ -246,7 +262,6 @@ static bool start(struct calla_generation *generation, struct calla_error *error
         !session_read_start(session, prompt->tokens.ids, prompt->tokens.count, error))
         return false;
     generation->reply.prompt_tokens = prompt->tokens.count;
-    generation->reply.computed_tokens = prompt->tokens.count - session->position;
     /* The last token of a reply is not read, so there is room for one more than the context has places. */
     generation->limit = session->context - prompt->tokens.count + 1;
     if (generation->options.max_tokens > 0 && generation->options.max_tokens < generation->limit)
@@ -278,9 +293,13 @@ struct calla_generation *calla_generation_new(struct calla_session *session,
 void calla_generation_free(struct calla_generation *generation) {
     if (generation == NULL)
         return;
-    /* Nobody will go on with a chunk of this prompt, so no work must be spent on it. */
+    /* Nobody will go on with a chunk of this prompt, so no work must be spent on it. What is whole may be of
+     * use to the next request. */
     if (generation->session->chunk > 0)
         calla_session_reset(generation->session, NULL);
+    else if (generation->session->model->cache != NULL)
+        prefix_cache_keep(generation->session->model->cache, generation->session);
+    session_read_end(generation->session);
     reply_parser_free(generation->parser);
     stop_matcher_free(&generation->stop);
     buffer_free(&generation->text);

@@ -6,6 +6,8 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/system.h"
+#include "engine/prefix_cache.h"
 #include "text/chat_template.h"
 
 #define TEMPLATE_LIMIT ((size_t)4 << 20)
@@ -107,6 +109,23 @@ bool model_is_end_token(const struct calla_model *model, int32_t token) {
     return false;
 }
 
+/* A quarter of the memory that the weights leave, and not more than serves one person. */
+#define MOST_DEFAULT_CACHE ((uint64_t)8 << 30)
+
+static uint64_t cache_memory(const struct calla_model *model, const struct calla_model_options *options) {
+    uint64_t memory = system_memory();
+    if (options->cache_memory != CALLA_CACHE_DEFAULT)
+        return options->cache_memory;
+    uint64_t quarter = memory > model->weights.bytes ? (memory - model->weights.bytes) / 4 : 0;
+    return quarter < MOST_DEFAULT_CACHE ? quarter : MOST_DEFAULT_CACHE;
+}
+
+static bool open_cache(struct calla_model *model, const struct calla_model_options *options,
+                       struct calla_error *error) {
+    uint64_t memory = model->backend == NULL ? 0 : cache_memory(model, options);
+    return memory == 0 || (model->cache = prefix_cache_open(model, memory, error)) != NULL;
+}
+
 static bool open_backend(struct calla_model *model, const struct calla_model_options *options,
                          struct calla_error *error) {
     model->class = backend_find(options->backend == NULL ? "auto" : options->backend, error);
@@ -135,7 +154,8 @@ struct calla_model *calla_model_open(const struct calla_model_options *options, 
     }
     if (config_read(&model->config, options->path, error) &&
         (model->tokenizer = tokenizer_open(options->path, error)) != NULL && find_end_tokens(model, error) &&
-        check_template(model, options->path, error) && open_backend(model, options, error))
+        check_template(model, options->path, error) && open_backend(model, options, error) &&
+        open_cache(model, options, error))
         return model;
     calla_model_close(model);
     return NULL;
@@ -144,6 +164,7 @@ struct calla_model *calla_model_open(const struct calla_model_options *options, 
 void calla_model_close(struct calla_model *model) {
     if (model == NULL)
         return;
+    prefix_cache_close(model->cache);
     if (model->backend != NULL)
         model->class->close(model->backend);
     weights_close(&model->weights);
@@ -167,6 +188,9 @@ void calla_model_info(const struct calla_model *model, struct calla_model_info *
     info->context_limit = model->config.context_limit;
     info->weight_bytes = model->weights.bytes;
     info->skipped_tensors = model->weights.skipped;
+    struct calla_cache_info cache;
+    calla_cache_info(model, &cache);
+    info->cache_memory = cache.memory_limit;
     struct session_layout layout = {0};
     if (!forward_layout(&layout, &model->config, &model->policy, 1, NULL))
         return;
@@ -175,4 +199,10 @@ void calla_model_info(const struct calla_model *model, struct calla_model_info *
     for (uint32_t i = 0; i < layout.kv_count; i++)
         info->bytes_per_position += buffer_shape_bytes(&layout.kv[i]);
     session_layout_free(&layout);
+}
+
+void calla_cache_info(const struct calla_model *model, struct calla_cache_info *info) {
+    memset(info, 0, sizeof *info);
+    if (model->cache != NULL)
+        prefix_cache_info(model->cache, info);
 }

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/system.h"
+#include "engine/prefix_cache.h"
 
 /* Without a wish, a session may grow to half of the memory that the weights leave. */
 static uint32_t default_context(const struct calla_model *model) {
@@ -109,12 +110,14 @@ struct calla_session *calla_session_open(struct calla_model *model,
 void calla_session_close(struct calla_session *session) {
     if (session == NULL)
         return;
+    session_read_end(session);
     for (size_t i = 0; i < SESSION_PROGRAMS; i++)
         if (session->programs[i].program != NULL)
             session->model->class->program_free(session->programs[i].program);
     if (session->device != NULL)
         session->model->class->session_close(session->device);
     session_layout_free(&session->layout);
+    free(session->reading.stops);
     free(session->tokens);
     free(session->logits);
     free(session);
@@ -128,12 +131,17 @@ uint32_t calla_session_context(const struct calla_session *session) {
     return session->context;
 }
 
-bool calla_session_reset(struct calla_session *session, struct calla_error *error) {
+bool session_clear(struct calla_session *session, struct calla_error *error) {
     session->position = 0;
     session->chunk = 0;
     session->have_logits = false;
     session->sampled = -1;
     return session->model->class->reset(session->device, error);
+}
+
+bool calla_session_reset(struct calla_session *session, struct calla_error *error) {
+    session_read_end(session);
+    return session_clear(session, error);
 }
 
 void session_stands(struct calla_session *session, const int32_t *tokens, uint32_t count, bool have_logits) {
@@ -173,6 +181,7 @@ static bool read_chunk(struct calla_session *session, const int32_t *tokens, uin
     session->chunk = 0;
     memcpy(session->tokens + session->position, tokens, rows * sizeof *tokens);
     session->position += rows;
+    session->computed += rows;
     session->have_logits = logits == LOGITS_LAST;
     return true;
 }
@@ -219,7 +228,19 @@ bool session_read_start(struct calla_session *session, const int32_t *tokens, si
                         struct calla_error *error) {
     if (!session_check_tokens(session, tokens, count, error))
         return false;
-    return calla_session_common(session, tokens, count) > 0 || calla_session_reset(session, error);
+    struct prefix_cache *cache = session->model->cache;
+    size_t own = calla_session_common(session, tokens, count);
+    session->computed = 0;
+    /* What stands in the session is of no use for these tokens, but a snapshot replaces it as it is. */
+    if (own == 0)
+        session->position = 0;
+    bool stands = cache == NULL || prefix_cache_begin(cache, session, tokens, count, own);
+    return (stands && session->position > 0) || session_clear(session, error);
+}
+
+void session_read_end(struct calla_session *session) {
+    if (session->model->cache != NULL)
+        prefix_cache_end(session->model->cache, session);
 }
 
 /* Others may wait for the model, and nobody can be told to stop within a piece of work. */
@@ -227,11 +248,19 @@ bool session_read_start(struct calla_session *session, const int32_t *tokens, si
 
 bool session_read_more(struct calla_session *session, const int32_t *tokens, size_t count,
                        struct calla_error *error) {
-    size_t left = count - session->position;
+    struct prefix_cache *cache = session->model->cache;
+    if (cache != NULL)
+        prefix_cache_catch_up(cache, session);
+    size_t left = (cache == NULL ? count : prefix_cache_stop(session)) - session->position;
     uint32_t rows = left > session->chunk_rows ? session->chunk_rows : (uint32_t)left;
-    enum forward_logits logits = rows == left ? LOGITS_LAST : LOGITS_NONE;
-    return rows == 0 || read_chunk(session, tokens + session->position, rows, logits, PIECE_SECONDS, error) ||
-           fail_reset(session);
+    if (session->chunk > 0)
+        rows = session->chunk;
+    enum forward_logits logits = session->position + rows == count ? LOGITS_LAST : LOGITS_NONE;
+    if (rows > 0 && !read_chunk(session, tokens + session->position, rows, logits, PIECE_SECONDS, error))
+        return fail_reset(session);
+    if (cache != NULL && session->chunk == 0)
+        prefix_cache_stopped(cache, session);
+    return true;
 }
 
 bool calla_session_read(struct calla_session *session, const int32_t *tokens, size_t count, size_t *computed,
@@ -245,8 +274,9 @@ bool calla_session_read(struct calla_session *session, const int32_t *tokens, si
         if (!report(progress, "reading the prompt", session->position - start, count - start, error) ||
             !session_read_more(session, tokens, count, error))
             return fail_reset(session);
+    session_read_end(session);
     if (computed != NULL)
-        *computed = count - start;
+        *computed = session->computed;
     return report(progress, "reading the prompt", count - start, count - start, error) || fail_reset(session);
 }
 

@@ -51,7 +51,7 @@ static bool fill_buffer(struct calla_session *session, enum space space, uint32_
 bool calla_session_fill(struct calla_session *session, const int32_t *tokens, size_t count, uint64_t seed,
                         struct calla_error *error) {
     const struct session_layout *layout = &session->layout;
-    if (!calla_session_reset(session, error) || !session_read_start(session, tokens, count, error))
+    if (!session_check_tokens(session, tokens, count, error) || !calla_session_reset(session, error))
         return false;
     float *block = malloc(2 * BLOCK_ELEMENTS * sizeof *block);
     if (block == NULL)

@@ -67,7 +67,7 @@ bool snapshot_restore(const struct snapshot *snapshot, struct calla_session *ses
         (snapshot->logits == NULL || class->write(session->device, SPACE_STEP, STEP_LOGITS, 0,
                                                   snapshot->logits, logits_bytes(session->model), error));
     if (!ok) {
-        calla_session_reset(session, NULL);
+        session_clear(session, NULL);
         return false;
     }
     session_stands(session, tokens, snapshot->position, snapshot->logits != NULL);

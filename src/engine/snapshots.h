@@ -22,7 +22,7 @@ uint64_t snapshot_logits_bytes(const struct snapshot *snapshot);
 struct snapshot *snapshot_take(struct calla_session *session, struct calla_error *error);
 void snapshot_free(struct snapshot *snapshot);
 
-/* Brings the session to the snapshot's place; `tokens` are the snapshot's. A failure leaves it reset. */
+/* Brings the session to the snapshot's place; `tokens` are the snapshot's. A failure leaves it cleared. */
 bool snapshot_restore(const struct snapshot *snapshot, struct calla_session *session, const int32_t *tokens,
                       struct calla_error *error);
 

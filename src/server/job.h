@@ -15,7 +15,8 @@
 
 /* How the request went; for the log and the metrics. Complete when the job ends. */
 struct job_numbers {
-    size_t prompt_tokens, computed_tokens, reply_tokens;
+    size_t prompt_tokens, read_tokens, computed_tokens,
+        reply_tokens;                                     /* read: computed or found in the cache */
     double queued_seconds, prompt_seconds, reply_seconds; /* waiting; computing the one and the other */
     const char
         *finish; /* "stop", "length", "tool_calls", "cancelled", "error"; NULL: the model was not asked */

@@ -109,6 +109,7 @@ void log_request(const struct log *log, const struct job *job, unsigned status, 
     append_seconds(log, &line, "seconds", seconds);
     if (numbers->finish != NULL) {
         append_count(log, &line, "prompt_tokens", numbers->prompt_tokens);
+        append_count(log, &line, "cached_tokens", numbers->read_tokens - numbers->computed_tokens);
         append_count(log, &line, "computed_tokens", numbers->computed_tokens);
         append_count(log, &line, "reply_tokens", numbers->reply_tokens);
         append_seconds(log, &line, "queued_seconds", numbers->queued_seconds);

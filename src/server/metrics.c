@@ -19,7 +19,7 @@ struct metrics {
     double started;
     uint64_t requests[ROUTE_COUNT][STATUSES + 1]; /* the last column: other statuses */
     const char *paths[ROUTE_COUNT];               /* of the routes that were asked for */
-    uint64_t prompt_tokens, computed_tokens, reply_tokens;
+    uint64_t prompt_tokens, cached_tokens, computed_tokens, reply_tokens;
     double queued_seconds;
 };
 
@@ -49,6 +49,7 @@ void metrics_count(struct metrics *metrics, const struct job *job, unsigned stat
     metrics->requests[job->route->kind][column]++;
     metrics->paths[job->route->kind] = job->route->path;
     metrics->prompt_tokens += job->numbers.prompt_tokens;
+    metrics->cached_tokens += job->numbers.read_tokens - job->numbers.computed_tokens;
     metrics->computed_tokens += job->numbers.computed_tokens;
     metrics->reply_tokens += job->numbers.reply_tokens;
     metrics->queued_seconds += job->numbers.queued_seconds;
@@ -107,13 +108,27 @@ static void write_requests(const struct metrics *metrics, struct buffer *out) {
         }
 }
 
+static void write_cache(struct buffer *out, const struct calla_cache_info *cache) {
+    write_count(out, "cache_requests_total", "counter", "Prompts that were looked up in the cache.",
+                cache->requests);
+    write_count(out, "cache_hits_total", "counter", "Prompts whose beginning was found there.", cache->hits);
+    write_count(out, "cache_snapshots_taken_total", "counter", "Snapshots that were taken.", cache->taken);
+    write_count(out, "cache_snapshots_evicted_total", "counter", "Snapshots that made room for others.",
+                cache->evicted);
+    write_count(out, "cache_snapshots", "gauge", "Snapshots in memory.", cache->snapshots);
+    write_count(out, "cache_memory_bytes", "gauge", "Memory of the snapshots.", cache->memory);
+    write_count(out, "cache_memory_limit_bytes", "gauge", "What it may grow to.", cache->memory_limit);
+}
+
 void metrics_write(struct metrics *metrics, const struct scheduler_view *view, size_t connections,
                    struct buffer *out) {
     pthread_mutex_lock(&metrics->lock);
     write_requests(metrics, out);
     write_count(out, "prompt_tokens_total", "counter", "Tokens of prompts.", metrics->prompt_tokens);
-    write_count(out, "computed_tokens_total", "counter",
-                "Tokens of prompts that a session had not read already.", metrics->computed_tokens);
+    write_count(out, "computed_tokens_total", "counter", "Tokens of prompts that were computed.",
+                metrics->computed_tokens);
+    write_count(out, "cached_tokens_total", "counter", "Tokens of prompts that were found in the cache.",
+                metrics->cached_tokens);
     write_count(out, "reply_tokens_total", "counter", "Tokens of replies.", metrics->reply_tokens);
     write_seconds(out, "queued_seconds_total", "counter", "Time that requests waited for a session.",
                   metrics->queued_seconds);
@@ -123,6 +138,7 @@ void metrics_write(struct metrics *metrics, const struct scheduler_view *view, s
                   view->prompt_seconds);
     write_seconds(out, "decode_seconds_total", "counter", "Time that the model made replies.",
                   view->reply_seconds);
+    write_cache(out, &view->cache);
     write_count(out, "ready", "gauge", "1 when the model is loaded.", view->state == SCHEDULER_READY);
     write_count(out, "active_requests", "gauge", "Requests that the model works on.", view->active);
     write_count(out, "waiting_requests", "gauge", "Requests that wait for a session.", view->waiting);

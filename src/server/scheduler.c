@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/system.h"
+#include "engine/serving.h"
 #include "server/session_pool.h"
 
 /* A request in work. */
@@ -12,8 +13,7 @@ struct task {
     struct job *job;
     struct calla_session *session;
     struct calla_generation *generation;
-    size_t started_at; /* tokens that the session had read already */
-    double consumed;   /* the model's time it has had, counted from what the others had when it came */
+    double consumed; /* the model's time it has had, counted from what the others had when it came */
 };
 
 struct waiting {
@@ -74,16 +74,19 @@ static struct buffer text_of(const struct job *job, const struct calla_reply *re
 static void tell_numbers(const struct scheduler *scheduler, const struct task *task,
                          const struct calla_reply *reply, const char *finish) {
     struct job *job = task->job;
-    size_t read = task->started_at, made = 0;
-    if (task->generation != NULL)
+    size_t read = 0, made = 0, computed = 0;
+    if (task->generation != NULL) {
         calla_generation_progress(task->generation, &read, &made);
+        computed = generation_computed(task->generation);
+    }
     struct buffer text = {0};
     if (scheduler->options.keep_text)
         text = text_of(job, reply);
     pthread_mutex_lock(&job->lock);
     struct job_numbers *numbers = &job->numbers;
     numbers->prompt_tokens = exchange_prompt(job->exchange)->tokens.count;
-    numbers->computed_tokens = reply != NULL ? reply->computed_tokens : read - task->started_at;
+    numbers->computed_tokens = reply != NULL ? reply->computed_tokens : computed;
+    numbers->read_tokens = reply != NULL ? reply->prompt_tokens : read;
     numbers->reply_tokens = reply != NULL ? reply->reply_tokens : made;
     numbers->finish = finish;
     buffer_free(&job->text);
@@ -149,28 +152,38 @@ static void begin_task(struct scheduler *scheduler, struct job *job, double wait
     pthread_mutex_lock(&job->lock);
     job->numbers.queued_seconds = waited;
     pthread_mutex_unlock(&job->lock);
-    task.session = session_pool_take(scheduler->pool, prompt->tokens.ids, prompt->tokens.count);
+    task.session = session_pool_take(scheduler->pool);
     task.generation = calla_generation_new(task.session, prompt, &options, &error);
-    if (task.generation != NULL)
-        task.started_at = calla_session_position(task.session);
     scheduler->tasks[scheduler->task_count++] = task;
     if (task.generation == NULL) {
         fail_task(scheduler, scheduler->task_count - 1, &error);
         return;
     }
-    job_progress(job, task.started_at, prompt->tokens.count);
+    job_progress(job, calla_session_position(task.session), prompt->tokens.count);
     pthread_mutex_lock(&scheduler->lock);
     scheduler->view.active = scheduler->task_count;
     scheduler->view.sessions = session_pool_count(scheduler->pool);
     pthread_mutex_unlock(&scheduler->lock);
 }
 
-/* One step of the task that has had the least; of several, of the one that came last. */
-static void step(struct scheduler *scheduler) {
+/* The task that has had the least; of several, the one that came last. One that waits for another to read
+ * what it would read itself gets no turn; the other one does not wait. */
+static size_t next_task(const struct scheduler *scheduler) {
     size_t index = 0;
-    for (size_t i = 1; i < scheduler->task_count; i++)
-        if (scheduler->tasks[i].consumed <= scheduler->tasks[index].consumed)
+    bool found = false;
+    for (size_t i = 0; i < scheduler->task_count; i++) {
+        const struct task *task = &scheduler->tasks[i];
+        bool waits = generation_waits(task->generation) && !atomic_load(&task->job->cancelled);
+        if (!waits && (!found || task->consumed <= scheduler->tasks[index].consumed)) {
             index = i;
+            found = true;
+        }
+    }
+    return index;
+}
+
+static void step(struct scheduler *scheduler) {
+    size_t index = next_task(scheduler);
     struct task *task = &scheduler->tasks[index];
     if (atomic_load(&task->job->cancelled)) {
         cancel_task(scheduler, index);
@@ -192,6 +205,8 @@ static void step(struct scheduler *scheduler) {
     pthread_mutex_unlock(&task->job->lock);
     pthread_mutex_lock(&scheduler->lock);
     *(reading ? &scheduler->view.prompt_seconds : &scheduler->view.reply_seconds) += seconds;
+    if (reading || done)
+        calla_cache_info(scheduler->model, &scheduler->view.cache);
     pthread_mutex_unlock(&scheduler->lock);
     if (atomic_load(&task->job->cancelled))
         cancel_task(scheduler, index);

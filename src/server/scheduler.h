@@ -31,6 +31,7 @@ struct scheduler_view {
     size_t active, waiting;
     uint32_t sessions, context;
     double prompt_seconds, reply_seconds; /* of the model's time so far */
+    struct calla_cache_info cache;
 };
 
 struct scheduler;

@@ -10,7 +10,6 @@
 struct place {
     struct calla_session *session;
     bool taken;
-    uint64_t used; /* when it was given back, by the pool's clock */
 };
 
 struct session_pool {
@@ -18,13 +17,12 @@ struct session_pool {
     uint32_t context;
     atomic_uint most; /* falls when memory is too short for another one */
     uint32_t count, taken;
-    uint64_t clock;
     struct place places[SCHEDULER_MOST_SESSIONS];
 };
 
 static uint64_t memory_left(const struct calla_model_info *info) {
-    uint64_t memory = system_memory();
-    return memory > info->weight_bytes ? memory - info->weight_bytes : 0;
+    uint64_t memory = system_memory(), taken = info->weight_bytes + info->cache_memory;
+    return memory > taken ? memory - taken : 0;
 }
 
 /* The equal share of `sessions` in half of the memory that the weights leave. */
@@ -113,31 +111,10 @@ bool session_pool_make_room(struct session_pool *pool) {
     return pool->taken < pool->count || open_another(pool);
 }
 
-static struct place *find_place(struct session_pool *pool, const int32_t *tokens, size_t count) {
-    struct place *best = NULL, *oldest = NULL;
-    size_t best_common = 0;
-    for (uint32_t i = 0; i < pool->count; i++) {
-        struct place *place = &pool->places[i];
-        if (place->taken)
-            continue;
-        size_t common = calla_session_common(place->session, tokens, count);
-        if (common > best_common) {
-            best = place;
-            best_common = common;
-        }
-        if (oldest == NULL || place->used < oldest->used)
-            oldest = place;
-    }
-    if (best != NULL)
-        return best;
-    /* A session that has never read anything is as good as a new one. */
-    if (oldest != NULL && calla_session_position(oldest->session) == 0)
-        return oldest;
-    return open_another(pool) ? &pool->places[pool->count - 1] : oldest;
-}
-
-struct calla_session *session_pool_take(struct session_pool *pool, const int32_t *tokens, size_t count) {
-    struct place *place = find_place(pool, tokens, count);
+struct calla_session *session_pool_take(struct session_pool *pool) {
+    struct place *place = pool->places;
+    while (place->taken)
+        place++;
     place->taken = true;
     pool->taken++;
     return place->session;
@@ -147,8 +124,8 @@ void session_pool_give_back(struct session_pool *pool, struct calla_session *ses
     for (uint32_t i = 0; i < pool->count; i++) {
         if (pool->places[i].session != session)
             continue;
+        calla_session_reset(session, NULL); /* its memory is free for others */
         pool->places[i].taken = false;
-        pool->places[i].used = ++pool->clock;
         pool->taken--;
     }
 }

@@ -1,5 +1,6 @@
-/* The sessions that requests are answered with: opened when they are needed, as many as memory allows, and
- * handed to the request whose prompt continues what they have read. Used by one thread. */
+/* The sessions that requests are answered with: opened when they are needed, as many as memory allows. Which
+ * one a request gets does not matter: what any of them has read is in the model's cache. Used by one thread.
+ */
 #ifndef CALLA_SERVER_SESSION_POOL_H
 #define CALLA_SERVER_SESSION_POOL_H
 
@@ -24,9 +25,8 @@ uint32_t session_pool_most(const struct session_pool *pool);
  * memory is short. */
 bool session_pool_make_room(struct session_pool *pool);
 
-/* A free session: the one that has read most of a prefix of these tokens, else a new one, else the one that
- * was not used for longest. Follows a session_pool_make_room that was true. */
-struct calla_session *session_pool_take(struct session_pool *pool, const int32_t *tokens, size_t count);
+/* A free session, which has read nothing. Follows a session_pool_make_room that was true. */
+struct calla_session *session_pool_take(struct session_pool *pool);
 void session_pool_give_back(struct session_pool *pool, struct calla_session *session);
 
 #endif

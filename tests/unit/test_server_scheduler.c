@@ -20,10 +20,11 @@ static void nap(void) {
 static struct scheduler *open_scheduler(uint32_t sessions, size_t queue, uint32_t context) {
     struct calla_error error = {0};
     struct scheduler_view view;
-    struct scheduler_options options = {.model = {.path = fixture.model, .threads = 1},
-                                        .sessions = sessions,
-                                        .context = context,
-                                        .queue = queue};
+    struct scheduler_options options = {
+        .model = {.path = fixture.model, .threads = 1, .cache_memory = CALLA_CACHE_DEFAULT},
+        .sessions = sessions,
+        .context = context,
+        .queue = queue};
     struct scheduler *scheduler = scheduler_open(&options, &silent, &error);
     assert_non_null(scheduler);
     while (scheduler_model(scheduler) == NULL) {
@@ -170,7 +171,7 @@ static void test_queue_is_bounded(void **state) {
     scheduler_close(scheduler);
 }
 
-/* A prompt that continues what some session has read goes to that one. */
+/* A prompt that continues what some session has read goes on from there. */
 static void test_continues(void **state) {
     (void)state;
     struct scheduler *scheduler = open_scheduler(2, 4, 512);
@@ -186,6 +187,35 @@ static void test_continues(void **state) {
         assert_int_equal(job->numbers.computed_tokens, computed[i]);
         job_release(job);
     }
+    scheduler_stop(scheduler);
+    scheduler_close(scheduler);
+}
+
+/* Eight at once with a common beginning: it is computed once, whoever comes first. */
+static void test_shares(void **state) {
+    (void)state;
+    struct scheduler *scheduler = open_scheduler(4, 16, 4096);
+    struct job *jobs[8];
+    size_t computed = 0;
+    char body[2200] = "{\"max_tokens\":3,\"prompt\":\"";
+    size_t begin = strlen(body);
+    for (size_t i = 0; i < 2000; i++)
+        body[begin + i] = (char)('a' + i * i % 23);
+    for (size_t i = 0; i < 8; i++) {
+        snprintf(body + begin + 2000, 100, "%zu%zu asks for something else\"}", i, i * 7);
+        jobs[i] = new_job(scheduler, body);
+    }
+    for (size_t i = 0; i < 8; i++)
+        submit(scheduler, jobs[i]);
+    for (size_t i = 0; i < 8; i++) {
+        wait_answered(jobs[i]);
+        wait_dropped(jobs[i], 100);
+        assert_int_equal(jobs[i]->status, 200);
+        assert_in_range(jobs[i]->numbers.prompt_tokens, 2020, 2040);
+        computed += jobs[i]->numbers.computed_tokens;
+        job_release(jobs[i]);
+    }
+    assert_in_range(computed, 2000, 2000 + 8 * 60);
     scheduler_stop(scheduler);
     scheduler_close(scheduler);
 }
@@ -243,7 +273,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_answers),          cmocka_unit_test(test_takes_turns),
         cmocka_unit_test(test_queue_is_bounded), cmocka_unit_test(test_continues),
-        cmocka_unit_test(test_loading_fails),
+        cmocka_unit_test(test_shares),           cmocka_unit_test(test_loading_fails),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
