@@ -124,6 +124,7 @@ struct calla_prompt {
     char *text; /* as the model sees it, zero-terminated */
     size_t size;
     struct calla_tokens tokens; /* template literals and message text tokenised apart */
+    size_t reply_start;         /* tokens before the reply and its think block; 0: no reply is asked for */
     bool thinking;              /* the reply starts inside a think block */
     char *tools; /* JSON array of the request's tools, NULL without: the reply's calls are typed by it */
 };
@@ -131,7 +132,10 @@ struct calla_prompt {
 void calla_prompt_free(struct calla_prompt *prompt);
 
 /* Renders the body of a chat-completions request (a JSON object with "messages", "tools",
- * "chat_template_kwargs", "enable_thinking", ...) with the model's chat template. */
+ * "chat_template_kwargs", "enable_thinking", ...) with the model's chat template. Where the template shows an
+ * assistant's turn with its reasoning, and this model made that reply after just these tokens, the prompt has
+ * the tokens that were sampled, even if the message came back without its reasoning, trimmed, or with its
+ * calls' arguments written another way. */
 bool calla_render(const struct calla_model *model, const char *request, size_t size,
                   struct calla_prompt *prompt, struct calla_error *error);
 

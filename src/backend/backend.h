@@ -50,7 +50,9 @@ struct backend_class {
     bool (*run)(struct device_session *session, struct program *program, double seconds, bool *finished,
                 struct calla_error *error);
 
-    /* A snapshot keeps the state and the first `positions` rows of keys and values as they are now; no
+    /* The rest may be NULL, all of it: then sessions cannot be kept.
+     *
+     * A snapshot keeps the state and the first `positions` rows of keys and values as they are now; no
      * program of the session is stopped. What later sessions and snapshots have in common with it they share:
      * keys and values are not copied but for a few rows, and memory for them grows with the positions in use.
      */

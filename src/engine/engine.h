@@ -27,6 +27,7 @@ struct calla_model {
     unsigned char key[32]; /* what files of sessions are bound to, once model_key has been asked for it */
     bool have_key;
     struct prefix_cache *cache; /* NULL: none */
+    struct reply_memory *replies;
 };
 
 /* A plan made ready for one session, kept for its shape. */

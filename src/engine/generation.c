@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "base/system.h"
 #include "engine/prefix_cache.h"
+#include "engine/reply_memory.h"
 #include "engine/serving.h"
 
 void calla_reply_free(struct calla_reply *reply) {
@@ -329,6 +330,31 @@ static bool flush(struct calla_generation *generation, struct calla_error *error
     return true;
 }
 
+/* A reply that came to its own end is remembered with the think block that its prompt opened. */
+static void remember(const struct calla_generation *generation, const json_t *calls) {
+    const struct calla_model *model = generation->session->model;
+    const struct calla_prompt *prompt = generation->prompt;
+    const struct calla_reply *reply = &generation->reply;
+    bool whole = (reply->finish == CALLA_FINISH_STOP || reply->finish == CALLA_FINISH_TOOL_CALLS) &&
+                 generation->parser != NULL && !generation->stop.matched && reply->tokens.count > 0 &&
+                 !reply_parser_thinking(generation->parser);
+    if (!whole || prompt->reply_start == 0 || model->replies == NULL)
+        return;
+    size_t opening = prompt->tokens.count - prompt->reply_start, count = reply->tokens.count;
+    if (model_is_end_token(model, reply->tokens.ids[count - 1]))
+        count--;
+    int32_t *tokens = malloc((opening + count + 1) * sizeof *tokens);
+    if (tokens == NULL)
+        return;
+    memcpy(tokens, prompt->tokens.ids + prompt->reply_start, opening * sizeof *tokens);
+    memcpy(tokens + opening, reply->tokens.ids, count * sizeof *tokens);
+    struct remembered remembered = {.before = prompt->tokens.ids, .before_count = prompt->reply_start};
+    reasoning_digest((struct slice){reply->reasoning, reply->reasoning_size}, remembered.reasoning);
+    if (reply_digest((struct slice){reply->content, reply->content_size}, calls, remembered.said))
+        reply_memory_add(model->replies, &remembered, tokens, opening + count);
+    free(tokens);
+}
+
 bool calla_generation_finish(struct calla_generation *generation, struct calla_reply *reply,
                              struct calla_error *error) {
     memset(reply, 0, sizeof *reply);
@@ -353,6 +379,7 @@ bool calla_generation_finish(struct calla_generation *generation, struct calla_r
     if (whole->reasoning == NULL || whole->content == NULL ||
         (json_array_size(calls) > 0 && whole->tool_calls == NULL))
         return error_memory(error, "the reply", whole->reply_tokens);
+    remember(generation, calls);
     *reply = *whole;
     memset(whole, 0, sizeof *whole);
     return true;

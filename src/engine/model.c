@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/system.h"
 #include "engine/prefix_cache.h"
+#include "engine/reply_memory.h"
 #include "text/chat_template.h"
 
 #define TEMPLATE_LIMIT ((size_t)4 << 20)
@@ -122,8 +123,14 @@ static uint64_t cache_memory(const struct calla_model *model, const struct calla
 
 static bool open_cache(struct calla_model *model, const struct calla_model_options *options,
                        struct calla_error *error) {
-    uint64_t memory = model->backend == NULL ? 0 : cache_memory(model, options);
-    return memory == 0 || (model->cache = prefix_cache_open(model, memory, error)) != NULL;
+    if (model->backend == NULL)
+        return true;
+    model->replies = reply_memory_new();
+    if (model->replies == NULL)
+        return error_memory(error, "the memory of replies", 0);
+    uint64_t memory = cache_memory(model, options);
+    return memory == 0 || model->class->snapshot_take == NULL ||
+           (model->cache = prefix_cache_open(model, memory, error)) != NULL;
 }
 
 static bool open_backend(struct calla_model *model, const struct calla_model_options *options,
@@ -165,6 +172,7 @@ void calla_model_close(struct calla_model *model) {
     if (model == NULL)
         return;
     prefix_cache_close(model->cache);
+    reply_memory_free(model->replies);
     if (model->backend != NULL)
         model->class->close(model->backend);
     weights_close(&model->weights);

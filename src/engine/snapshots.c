@@ -27,6 +27,10 @@ struct snapshot *snapshot_take(struct calla_session *session, struct calla_error
         error_set(error, CALLA_BAD_INPUT, "A session cannot be kept in the middle of a chunk.");
         return NULL;
     }
+    if (class->snapshot_take == NULL) {
+        error_set(error, CALLA_UNSUPPORTED, "The backend %s cannot keep sessions.", class->name);
+        return NULL;
+    }
     struct snapshot *snapshot = calloc(1, sizeof *snapshot);
     if (snapshot == NULL) {
         error_memory(error, "a snapshot", sizeof *snapshot);

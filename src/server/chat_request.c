@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "engine/render.h"
+#include "server/billing_header.h"
 #include "server/exchange_state.h"
 
 #define MAX_MESSAGES 16384
@@ -24,6 +25,15 @@ static bool show(json_t *view, const char *name, json_t *value, struct refusal *
     return value == NULL || json_object_set(view, name, value) == 0 || refuse_memory(refusal);
 }
 
+static bool show_messages(json_t *view, json_t *messages, struct refusal *refusal) {
+    json_t *shown = messages == NULL ? NULL : without_billing_header(messages);
+    if (messages != NULL && shown == NULL)
+        return refuse_memory(refusal);
+    bool ok = show(view, "messages", shown, refusal);
+    json_decref(shown);
+    return ok;
+}
+
 static bool read_messages(json_t *request, json_t *view, struct refusal *refusal) {
     struct request_object object = {request, ""};
     json_t *messages = request_value(object, "messages");
@@ -32,7 +42,7 @@ static bool read_messages(json_t *request, json_t *view, struct refusal *refusal
                       json_array_size(messages), MAX_MESSAGES);
     bool generate = true;
     return request_boolean(object, "add_generation_prompt", &generate, refusal) &&
-           show(view, "messages", messages, refusal) &&
+           show_messages(view, messages, refusal) &&
            show(view, "add_generation_prompt", request_value(object, "add_generation_prompt"), refusal);
 }
 

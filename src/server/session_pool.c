@@ -124,7 +124,11 @@ void session_pool_give_back(struct session_pool *pool, struct calla_session *ses
     for (uint32_t i = 0; i < pool->count; i++) {
         if (pool->places[i].session != session)
             continue;
-        calla_session_reset(session, NULL); /* its memory is free for others */
+        /* What it has read is in the cache, and its memory is free for others. */
+        struct calla_cache_info cache;
+        calla_cache_info(pool->model, &cache);
+        if (cache.memory_limit > 0)
+            calla_session_reset(session, NULL);
         pool->places[i].taken = false;
         pool->taken--;
     }

@@ -59,6 +59,7 @@ static void plain(struct rendered *out, struct slice slice) {
 void rendered_free(struct rendered *rendered) {
     buffer_free(&rendered->text);
     free(rendered->controls);
+    free(rendered->replies);
     memset(rendered, 0, sizeof *rendered);
 }
 
@@ -201,6 +202,26 @@ static void split_thinking(struct slice *content, struct slice *reasoning) {
     *content = slice_trim_newlines(after, true, false);
 }
 
+/* Takes down what a turn says and where it stands. */
+static void note_reply(struct rendered *out, size_t begin, struct slice content, struct slice reasoning,
+                       const json_t *calls) {
+    if (out->reply_count == out->reply_capacity) {
+        size_t capacity = out->reply_capacity * 2 + 16;
+        struct rendered_reply *replies = realloc(out->replies, capacity * sizeof *replies);
+        if (replies == NULL) {
+            out->text.failed = true;
+            return;
+        }
+        out->replies = replies;
+        out->reply_capacity = capacity;
+    }
+    struct rendered_reply *reply = &out->replies[out->reply_count++];
+    reply->begin = begin;
+    reply->end = out->text.size;
+    reasoning_digest(reasoning, reply->reasoning);
+    out->text.failed = out->text.failed || !reply_digest(content, calls, reply->said);
+}
+
 static bool render_assistant(struct rendered *out, bool show_reasoning, size_t index,
                              const struct chat_message *message, struct calla_error *error) {
     const json_t *given = json_object_get(message->json, "reasoning_content");
@@ -208,6 +229,7 @@ static bool render_assistant(struct rendered *out, bool show_reasoning, size_t i
     if (!json_is_string(given))
         split_thinking(&content, &reasoning);
     literal(out, "<|im_start|>assistant\n");
+    size_t begin = out->text.size;
     if (show_reasoning) {
         literal(out, "<think>\n");
         plain(out, slice_trim(reasoning));
@@ -216,6 +238,8 @@ static bool render_assistant(struct rendered *out, bool show_reasoning, size_t i
     plain(out, content);
     if (!render_calls(out, slice_trim(content).size > 0, index, message, error))
         return false;
+    if (show_reasoning)
+        note_reply(out, begin, content, reasoning, json_object_get(message->json, "tool_calls"));
     literal(out, "<|im_end|>\n");
     return true;
 }
@@ -307,6 +331,7 @@ bool chat_template_render(const json_t *request, struct rendered *out, struct ca
     if (ok && (generate == NULL || truthy(generate))) {
         out->thinking = thinking_enabled(request);
         literal(out, "<|im_start|>assistant\n");
+        out->reply_begin = out->text.size;
         literal(out, out->thinking ? "<think>\n" : "<think>\n\n</think>\n\n");
     }
     if (ok && out->text.failed)

@@ -6,13 +6,23 @@
 #include <jansson.h>
 
 #include "base/buffer.h"
+#include "text/reply_digest.h"
 #include "text/tokenizer.h"
+
+/* An assistant's turn whose reasoning is shown, as a reply that begins with its think block. */
+struct rendered_reply {
+    size_t begin, end; /* in the text: from "<think>" to before "<|im_end|>" */
+    unsigned char said[REPLY_DIGEST], reasoning[REPLY_DIGEST];
+};
 
 struct rendered {
     struct buffer text;
     struct text_span *controls; /* the template's own literals: only there do control tokens count */
     size_t control_count, control_capacity;
-    bool thinking; /* the prompt ends inside a think block */
+    struct rendered_reply *replies;
+    size_t reply_count, reply_capacity;
+    size_t reply_begin; /* where the reply to come begins, with its think block; 0: none is asked for */
+    bool thinking;      /* the prompt ends inside a think block */
 };
 
 void rendered_free(struct rendered *rendered);
