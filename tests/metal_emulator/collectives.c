@@ -262,8 +262,7 @@ void simdgroup_complete(struct worker *worker, struct simdgroup *simdgroup, stru
         multiply(worker, first, simdgroup->lanes);
         break;
     case REQUEST_MEET:
-        for (uint32_t i = 0; i < simdgroup->lanes; i++)
-            simdgroup->meeting[i] = first[i].request.value;
+        shared_reserve(worker, &simdgroup->shared, first->request.count);
         break;
     default:
         break;
@@ -360,7 +359,7 @@ static void request_together(const char *name, const void *site) {
     lane_wait(worker, &request);
 }
 
-static void *const *request_meet(const char *name, uint32_t simdgroups, void *own, const void *site) {
+static void *request_meet(const char *name, uint32_t simdgroups, uint32_t size, const void *site) {
     struct worker *worker = worker_current();
     bool whole = simdgroups != 1;
     if (worker->lane_count % METAL_SIMD_WIDTH != 0 || (whole && simdgroups != worker->simdgroup_count)) {
@@ -371,12 +370,12 @@ static void *const *request_meet(const char *name, uint32_t simdgroups, void *ow
     struct request request = {.kind = REQUEST_MEET,
                               .whole_group = whole,
                               .what = (int32_t)simdgroups,
-                              .value = own,
+                              .count = size,
                               .name = name,
                               .site = site};
     struct lane *lane = worker->current;
     lane_wait(worker, &request);
-    return whole ? worker->meeting : worker->simdgroups[lane->index / METAL_SIMD_WIDTH].meeting;
+    return whole ? worker->shared.memory : worker->simdgroups[lane->index / METAL_SIMD_WIDTH].shared.memory;
 }
 
 static void request_fault(const char *text, bool fatal, const void *site) {

@@ -42,6 +42,9 @@ void workers_close(struct metal_device *device) {
         struct worker *worker = &device->workers[i];
         if (worker->lanes != NULL && worker->lanes[0].stack != NULL)
             munmap(worker->lanes[0].stack, MAX_LANES * STACK_BYTES);
+        for (uint32_t j = 0; j < MAX_SIMDGROUPS; j++)
+            free(worker->simdgroups[j].shared.memory);
+        free(worker->shared.memory);
         free(worker->lanes);
         free(worker->arena);
         free(worker->cells);

@@ -113,10 +113,16 @@ struct lane {
     struct emulator_launch launch;
 };
 
+/* Memory that lanes share in operations on tensors. */
+struct shared {
+    void *memory;
+    size_t size;
+};
+
 struct simdgroup {
     uint32_t lanes, arrived;
     uint32_t epoch[2]; /* of device and of threadgroup memory */
-    void *meeting[METAL_SIMD_WIDTH];
+    struct shared shared;
 };
 
 struct variable {
@@ -151,7 +157,7 @@ struct worker {
     struct variable variables[64];
     uint32_t variable_count;
     struct unwritten unwritten;
-    void *meeting[MAX_LANES];
+    struct shared shared;
     uint32_t run, epoch[2];
     struct metal_size group;
     uint64_t accesses;
@@ -222,6 +228,9 @@ void lanes_run(struct worker *worker);    /* a threadgroup, to its end */
 void lane_wait(struct worker *worker, const struct request *request);
 /* Ends the dispatch; does not return when a lane runs. */
 void worker_abort(struct worker *worker);
+
+/* Makes shared memory large enough; ends the dispatch if there is none. */
+void shared_reserve(struct worker *worker, struct shared *shared, size_t size);
 
 /* collectives.c: does what a complete simdgroup or threadgroup has asked for. */
 void simdgroup_complete(struct worker *worker, struct simdgroup *simdgroup, struct lane *first);

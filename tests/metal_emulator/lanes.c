@@ -1,6 +1,8 @@
 /* Threads of a threadgroup as fibers. They change places only where they wait for each other: races are found
  * by what is written down of every access (memory.c), not by luck with the order; the order, which the seed
  * decides, is for faults of the kernel's results. */
+#include <stdlib.h>
+
 #include "metal_emulator/emulator.h"
 #include "metal_emulator/fiber.h"
 
@@ -121,6 +123,16 @@ static void release(struct worker *worker, struct lane *lane) {
     make_ready(worker, lane);
 }
 
+void shared_reserve(struct worker *worker, struct shared *shared, size_t size) {
+    if (size <= shared->size)
+        return;
+    free(shared->memory);
+    shared->memory = malloc(size);
+    shared->size = shared->memory != NULL ? size : 0;
+    if (shared->memory == NULL)
+        worker_abort(worker);
+}
+
 static void group_complete(struct worker *worker) {
     const struct request *request = &worker->lanes[0].request;
     for (uint32_t i = 1; i < worker->lane_count; i++)
@@ -130,8 +142,7 @@ static void group_complete(struct worker *worker) {
         for (int memory = 0; memory < 2; memory++)
             worker->epoch[memory] += request->what >> memory & 1;
     } else {
-        for (uint32_t i = 0; i < worker->lane_count; i++)
-            worker->meeting[i] = worker->lanes[i].request.value;
+        shared_reserve(worker, &worker->shared, request->count);
     }
     worker->arrived = 0;
     for (uint32_t i = 0; i < worker->lane_count; i++)

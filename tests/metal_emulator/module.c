@@ -74,9 +74,9 @@ void emulator_together(const char *name) {
     emulator->together(name, SITE);
 }
 
-HIDDEN void *const *emulator_meet(const char *name, emulator_u32 simdgroups, void *own);
-void *const *emulator_meet(const char *name, emulator_u32 simdgroups, void *own) {
-    return emulator->meet(name, simdgroups, own, SITE);
+HIDDEN void *emulator_meet(const char *name, emulator_u32 simdgroups, emulator_u32 size);
+void *emulator_meet(const char *name, emulator_u32 simdgroups, emulator_u32 size) {
+    return emulator->meet(name, simdgroups, size, SITE);
 }
 
 HIDDEN void emulator_fault(const char *text, bool fatal);

@@ -181,10 +181,9 @@ struct emulator_runtime {
     void (*multiply)(const float a[2], const float b[2], const float c[2], float d[2], const void *site);
     /* Something else that all lanes of a simdgroup do together. */
     void (*together)(const char *name, const void *site);
-    /* All lanes of `simdgroups` simdgroups, which must be the whole threadgroup or one simdgroup, meet, each
-     * bringing a pointer to memory of its own, which the others may read until the next meeting. Returns the
-     * pointers in order of lanes. */
-    void *const *(*meet)(const char *name, emulator_u32 simdgroups, void *own, const void *site);
+    /* All lanes of `simdgroups` simdgroups, which must be the whole threadgroup or one simdgroup, meet.
+     * Returns memory of at least `size` bytes that they share until their next meeting with a size. */
+    void *(*meet)(const char *name, emulator_u32 simdgroups, emulator_u32 size, const void *site);
     /* The kernel did what it must not. Ends the commands when `fatal`, and then does not return. */
     void (*fault)(const char *text, bool fatal, const void *site);
     enum emulator_layout (*layout)(void);

@@ -305,6 +305,97 @@ static void test_indirect_dispatch_after_its_counts_are_written(void **state) {
     }
 }
 
+/* c = a w^T of whole numbers, which are exact in every order of sums, in rows by columns; w and a bfloat. */
+struct product {
+    uint16_t a[40 * 128], w[80 * 128];
+    unsigned char codes[64 * 64];
+    float c[40 * 80];
+};
+
+static void fill_product(struct product *product, int rows, int columns, int depth, bool codes) {
+    memset(product, 0, sizeof *product);
+    for (int i = 0; i < rows * depth; i++)
+        product->a[i] = float_to_bf16((float)(i % 7 - 3));
+    for (int i = 0; i < columns * depth; i++) {
+        int value = codes ? i * 5 % 16 : i % 5 - 2;
+        product->w[i] = float_to_bf16((float)value);
+        if (codes)
+            product->codes[i / 2] |= (unsigned char)(value << i % 2 * 4);
+    }
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < columns; j++)
+            for (int k = 0; k < depth; k++) {
+                float scale = codes ? (float)(1 + (j + k / 64) % 3) : 1.0f;
+                product->c[i * columns + j] += bf16_to_float(product->a[i * depth + k]) *
+                                               bf16_to_float(product->w[j * depth + k]) * scale;
+            }
+}
+
+static void compare(const char *what, uint64_t seed, const float *found, const float *expected, int count) {
+    for (int i = 0; i < count; i++)
+        if (found[i] != expected[i])
+            fail_msg("%s, seed %d: number %d is %g instead of %g", what, (int)seed, i, found[i], expected[i]);
+}
+
+static void test_tensors_in_memory_with_edges(void **state) {
+    (void)state;
+    static struct product product;
+    const int32_t size[3] = {40, 80, 48}; /* tiles of 32 x 64: parts of three are outside */
+    fill_product(&product, size[0], size[1], size[2], false);
+    for (uint64_t seed = 0; seed < SEEDS; seed++) {
+        struct gpu gpu = gpu_open(seed);
+        set_pipeline(&gpu, "tensor_tiles", NULL, 0);
+        set_buffer(&gpu, 0, (uint64_t)(size[0] * size[2]) * 2, METAL_READ, product.a);
+        set_buffer(&gpu, 1, (uint64_t)(size[1] * size[2]) * 2, METAL_READ, product.w);
+        const float *c = set_buffer(&gpu, 2, sizeof product.c, METAL_WRITE | METAL_ALL, NULL);
+        metal_set_bytes(gpu.commands, 3, size, sizeof size);
+        metal_dispatch(gpu.commands, (struct metal_size){2, 2, 1}, (struct metal_size){128, 1, 1});
+        run(&gpu);
+        compare("tensor_tiles", seed, c, product.c, size[0] * size[1]);
+        gpu_close(&gpu);
+    }
+}
+
+static void test_tensors_of_4_bit_codes(void **state) {
+    (void)state;
+    static struct product product;
+    const int32_t size[3] = {16, 64, 128};
+    fill_product(&product, size[0], size[1], size[2], true);
+    float scales[2 * 64];
+    for (int i = 0; i < 128; i++)
+        scales[i] = (float)(1 + (i % 64 + i / 64) % 3);
+    for (uint64_t seed = 0; seed < SEEDS; seed++) {
+        struct gpu gpu = gpu_open(seed);
+        set_pipeline(&gpu, "tensor_codes", NULL, 0);
+        set_buffer(&gpu, 0, 16 * 128 * 2, METAL_READ, product.a);
+        set_buffer(&gpu, 1, 64 * 64, METAL_READ, product.codes);
+        set_buffer(&gpu, 2, sizeof scales, METAL_READ, scales);
+        const float *c = set_buffer(&gpu, 3, 16 * 64 * 4, METAL_WRITE | METAL_ALL, NULL);
+        metal_set_bytes(gpu.commands, 4, size, sizeof size);
+        dispatch(&gpu, 1, 64);
+        compare("tensor_codes", seed, c, product.c, 16 * 64);
+        gpu_close(&gpu);
+    }
+}
+
+static void test_cooperative_inputs(void **state) {
+    (void)state;
+    static struct product product;
+    const int32_t size[3] = {16, 32, 48};
+    fill_product(&product, size[0], size[1], size[2], false);
+    for (uint64_t seed = 0; seed < SEEDS; seed++) {
+        struct gpu gpu = gpu_open(seed);
+        set_pipeline(&gpu, "tensor_registers", NULL, 0);
+        set_buffer(&gpu, 0, 16 * 48 * 2, METAL_READ, product.a);
+        set_buffer(&gpu, 1, 32 * 48 * 2, METAL_READ, product.w);
+        const float *c = set_buffer(&gpu, 2, 16 * 32 * 4, METAL_WRITE | METAL_ALL, NULL);
+        metal_set_bytes(gpu.commands, 3, size, sizeof size);
+        dispatch(&gpu, 1, 32);
+        compare("tensor_registers", seed, c, product.c, 16 * 32);
+        gpu_close(&gpu);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_simdgroup_functions),
@@ -314,6 +405,9 @@ int main(void) {
         cmocka_unit_test(test_matrices_of_a_simdgroup),
         cmocka_unit_test(test_vectors_of_bfloat_and_a_grid_of_two_dimensions),
         cmocka_unit_test(test_indirect_dispatch_after_its_counts_are_written),
+        cmocka_unit_test(test_tensors_in_memory_with_edges),
+        cmocka_unit_test(test_tensors_of_4_bit_codes),
+        cmocka_unit_test(test_cooperative_inputs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -56,6 +56,11 @@ static const struct expectation expectations[] = {
     {"half_a_matrix", METAL_PARTIAL_SIMDGROUP, 1, 32, {WRITES(256), NOTHING}},
     {"shuffle_from_nowhere", METAL_BAD_LANE, 1, 32, {WRITES(128), NOTHING}},
     {"shuffle_by_lane", METAL_BAD_LANE, 1, 32, {WRITES(128), NOTHING}},
+    {"too_few_simdgroups", METAL_BAD_TENSOR, 1, 64, {UPDATES(4096), NOTHING}},
+    {"short_of_k", METAL_BAD_TENSOR, 1, 32, {READS(4096), WRITES(4096)}},
+    {"product_without_barrier", METAL_RACE_OF_LANES, 1, 32, {WRITES(4096), NOTHING}},
+    {"beyond_the_buffer", METAL_OUTSIDE_BUFFER, 1, 32, {READS(4096), WRITES(4096)}},
+    {"product_in_a_branch", METAL_PARTIAL_SIMDGROUP, 1, 32, {WRITES(4096), NOTHING}},
 };
 
 struct gpu {
@@ -97,7 +102,7 @@ static struct metal_buffer *buffer_of(struct gpu *gpu, uint64_t size, const char
 
 /* " (FILE.metal:LINE" of the line with "here" in the kernel, "" if there is none. */
 static void place_of(const char *kernel, char place[64]) {
-    static const char *const files[] = {"races", "bounds", "divergence"};
+    static const char *const files[] = {"races", "bounds", "divergence", "tensors"};
     place[0] = 0;
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         char path[128], line[256], name[80];

@@ -23,7 +23,7 @@ void emulator_shuffle(enum emulator_shuffle shuffle, void *value, const void *fi
 emulator_u64 emulator_ballot(bool value) EMULATOR_TOGETHER;
 void emulator_multiply(const float a[2], const float b[2], const float c[2], float d[2]) EMULATOR_TOGETHER;
 void emulator_together(const char *name) EMULATOR_TOGETHER;
-void *const *emulator_meet(const char *name, emulator_u32 simdgroups, void *own) EMULATOR_TOGETHER;
+void *emulator_meet(const char *name, emulator_u32 simdgroups, emulator_u32 size) EMULATOR_TOGETHER;
 void emulator_fault(const char *text, bool fatal);
 emulator_u32 emulator_lane(void);
 enum emulator_layout emulator_layout(void);
