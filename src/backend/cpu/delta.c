@@ -236,42 +236,64 @@ static void tail_run(const struct cpu_task *task, size_t begin, size_t end) {
 const struct cpu_op cpu_delta_tail = {
     .units = value_heads, .run = tail_run, .workspace_bytes = tail_workspace};
 
-/* The norm's weights, q, k and v of a head, and the convolution's memory. */
+/* The operands of a step's convolution. */
+static struct convolution step_convolution(const struct cpu_task *task) {
+    const struct view *views = task->op->views;
+    return (struct convolution){&views[1], &views[4], &views[9], record_of(&views[0])->position,
+                                task->workspace};
+}
+
+/* q and k of all key heads, which several value heads share. */
+static size_t step_shared(const struct cpu_task *task) {
+    const struct op_constants *c = &task->op->op.constants;
+    return 2 * (size_t)c->key_heads * c->key_size * sizeof(float);
+}
+
+static size_t step_prepare_units(const struct cpu_task *task) {
+    return task->op->op.constants.key_heads;
+}
+
+/* Unit: a key head. */
+static void step_prepare(const struct cpu_task *task, size_t begin, size_t end) {
+    const struct op_constants *c = &task->op->op.constants;
+    struct convolution conv = step_convolution(task);
+    size_t size = c->key_size, keys = c->key_heads * size;
+    float *q = task->shared, *k = q + keys;
+    for (size_t key = begin * size; key < end * size; key += size) {
+        conv_channels(task, &conv, key, size, 1.0f / sqrtf((float)size), q + key, size);
+        conv_channels(task, &conv, keys + key, size, 1.0f, k + key, size);
+        conv_remember(&conv, key, size);
+        conv_remember(&conv, keys + key, size);
+    }
+}
+
+/* The convolution's memory, v of a head, the norm's weights. */
 static size_t step_workspace(const struct cpu_task *task) {
     const struct op_constants *c = &task->op->op.constants;
-    return 2 * ((size_t)c->key_size + c->value_size) * sizeof(float) + conv_memory(c);
+    return conv_memory(c) + 2 * c->value_size * sizeof(float);
 }
 
 /* record, qkv[1,C], a, b, taps, A_log, dt_bias, z, weight[Dv], ring, state -> ring, state, y[1,Hv*Dv]:
- * conv_silu and delta_tail in one. Unit: a value head. Those that share a key head each make its q and k,
- * which takes less time than the threads take to meet; the first of them puts the channels into the ring. */
+ * conv_silu and delta_tail in one. Unit: a value head. */
 static void step_run(const struct cpu_task *task, size_t begin, size_t end) {
     const struct op_constants *c = &task->op->op.constants;
     const struct view *views = task->op->views;
-    struct convolution conv = {&views[1], &views[4], &views[9], record_of(&views[0])->position,
-                               task->workspace};
+    struct convolution conv = step_convolution(task);
     size_t size = c->key_size, values = c->value_size, keys = c->key_heads * size;
-    size_t sharing = c->value_heads / c->key_heads;
-    float *q = (float *)((char *)task->workspace + conv_memory(c)), *k = q + size, *v = k + size;
-    float *weights = v + values;
+    const float *q = task->shared, *k = q + keys;
+    float *v = (float *)((char *)task->workspace + conv_memory(c)), *weights = v + values;
     weight_vector(&views[8], weights);
     for (size_t head = begin; head < end; head++) {
-        size_t key = head / sharing * size, value = head * values;
-        conv_channels(task, &conv, key, size, 1.0f / sqrtf((float)size), q, size);
-        conv_channels(task, &conv, keys + key, size, 1.0f, k, size);
+        size_t key = head * c->key_heads / c->value_heads * size, value = head * values;
         conv_channels(task, &conv, 2 * keys + value, values, 0, v, values);
-        if (head % sharing == 0) {
-            conv_remember(&conv, key, size);
-            conv_remember(&conv, keys + key, size);
-        }
         conv_remember(&conv, 2 * keys + value, values);
         struct head_step step = {
             .a = float_row(&views[2], 0)[head],
             .b = float_row(&views[3], 0)[head],
             .A_log = &views[5],
             .dt_bias = &views[6],
-            .q = q,
-            .k = k,
+            .q = q + key,
+            .k = k + key,
             .v = v,
             .z = float_row(&views[7], 0) + value,
             .weights = weights,
@@ -283,4 +305,10 @@ static void step_run(const struct cpu_task *task, size_t begin, size_t end) {
 }
 
 const struct cpu_op cpu_delta_step = {
-    .units = value_heads, .run = step_run, .workspace_bytes = step_workspace};
+    .units = value_heads,
+    .run = step_run,
+    .prepare_units = step_prepare_units,
+    .prepare = step_prepare,
+    .shared_bytes = step_shared,
+    .workspace_bytes = step_workspace,
+};
