@@ -5,53 +5,32 @@
  * words of 4 even or 4 odd columns a lane, and met by all rows of input. With one or two, the weights are
  * streamed: one row a vector, sums of groups added across it. The sums are exact, so both give the same bits.
  * maddubs adds two products of a code (0..15) and an input (-127..127): 8 of them fit into 16 bits. */
-#include "backend/cpu/kernels.h"
+#define VECTOR_ROWS 8
+#include "backend/cpu/kernels/panel.h"
 
 #include <immintrin.h>
 #include <math.h>
 
-#define VECTOR_ROWS 8
-#define PANEL_VECTORS (PANEL_ROWS / VECTOR_ROWS)
-#define GROUP_BYTES (DTYPE_AFFINE_GROUP / 2) /* of 4-bit codes */
-#define BLOCK_GROUPS 8                       /* whose scales are transposed at once */
-#define BLOCK_COLUMNS (BLOCK_GROUPS * DTYPE_AFFINE_GROUP)
-#define TILE_TOKENS 3     /* rows of input that a tile takes at once: as many sums as registers hold */
-#define FLOAT_COLUMNS 128 /* of a float32 panel: half of a small first-level cache */
-#define INLINE static inline __attribute__((always_inline))
+/* Rows of input that a tile takes at once: as many sums as registers hold. */
+#define INT8_TOKENS 3
+#define INT8_STEP 1
+#define FLOAT_TOKENS 3
 
-/* Where the rows of a panel begin. Lanes past the last row repeat it. */
-struct panel_rows {
-    const unsigned char *codes[PANEL_ROWS];
-    size_t first_group[PANEL_ROWS]; /* its scales' and offsets' index */
-    size_t vectors;
-};
+typedef __m256 float_lanes;
+typedef __m256i int_lanes, word_lanes;
+
+INLINE void store_lanes(float *to, __m256 values) {
+    _mm256_store_ps(to, values);
+}
+
+INLINE __m256 load_lanes(const float *from) {
+    return _mm256_load_ps(from);
+}
 
 /* One group of columns, unpacked. */
 struct int8_group {
     uint32_t even[8][PANEL_ROWS], odd[8][PANEL_ROWS];
 };
-
-/* Scales and offsets of a block of groups. */
-struct panel_scales {
-    _Alignas(32) float scale[BLOCK_GROUPS][PANEL_ROWS];
-    _Alignas(32) float offset[BLOCK_GROUPS][PANEL_ROWS];
-};
-
-static struct panel_rows panel_rows(const struct view *matrix, size_t first, size_t rows) {
-    struct panel_rows panel = {.vectors = (rows + VECTOR_ROWS - 1) / VECTOR_ROWS};
-    bool affine = matrix->dtype == DTYPE_AFFINE4 || matrix->dtype == DTYPE_AFFINE8;
-    size_t stride = affine ? matrix->columns : matrix->stride;
-    for (size_t r = 0; r < panel.vectors * VECTOR_ROWS; r++) {
-        size_t row = first + (r < rows ? r : rows - 1);
-        panel.codes[r] = matrix->bytes + row * stride * dtype_bits(matrix->dtype) / 8;
-        panel.first_group[r] = row * (matrix->columns / DTYPE_AFFINE_GROUP);
-    }
-    return panel;
-}
-
-INLINE const unsigned char *operand_row(const struct operand_rows *x, const uint32_t *index, size_t i) {
-    return x->data + (index == NULL ? i : index[i]) * x->row_bytes;
-}
 
 /* v[row] of 8 words -> v[word] of 8 rows */
 INLINE void transpose(__m256i v[8]) {
@@ -109,20 +88,6 @@ INLINE void scales_of_vector(const unsigned char *array, enum dtype dtype,
         lanes[g] = _mm256_castsi256_ps(v[g]);
 }
 
-static void unpack_scales(const struct view *matrix, const struct panel_rows *rows, size_t group,
-                          size_t count, struct panel_scales *scales) {
-    for (size_t vector = 0; vector < rows->vectors; vector++) {
-        const size_t *first_group = rows->first_group + vector * VECTOR_ROWS;
-        __m256 scale[BLOCK_GROUPS], offset[BLOCK_GROUPS];
-        scales_of_vector(matrix->scales, matrix->scale_dtype, first_group, group, count, scale);
-        scales_of_vector(matrix->biases, matrix->bias_dtype, first_group, group, count, offset);
-        for (size_t g = 0; g < BLOCK_GROUPS; g++) {
-            _mm256_store_ps(&scales->scale[g][vector * VECTOR_ROWS], scale[g]);
-            _mm256_store_ps(&scales->offset[g][vector * VECTOR_ROWS], offset[g]);
-        }
-    }
-}
-
 /* INT8 */
 
 static void unpack_int8(const struct panel_rows *rows, size_t group, size_t count,
@@ -141,25 +106,7 @@ static void unpack_int8(const struct panel_rows *rows, size_t group, size_t coun
         }
 }
 
-/* A row of INT8 input. */
-struct int8_input {
-    const unsigned char *codes;
-    const float *scales, *sums;
-};
-
-INLINE struct int8_input int8_input(const struct operand_rows *x, const uint32_t *index, size_t i) {
-    const unsigned char *row = operand_row(x, index, i);
-    return (struct int8_input){.codes = row,
-                               .scales = (const float *)(row + int8_scales_offset(x->columns)),
-                               .sums = (const float *)(row + int8_sums_offset(x->columns))};
-}
-
-/* The even columns' codes of a group; the odd ones' are 64 bytes further. */
-INLINE const unsigned char *int8_group_codes(const struct int8_input *input, size_t group) {
-    return input->codes + group / 2 * 128 + group % 2 * 32;
-}
-
-INLINE __m256i broadcast_word(const unsigned char *at) {
+INLINE __m256i broadcast_word(const int8_t *at) {
     int32_t word;
     memcpy(&word, at, sizeof word);
     return _mm256_set1_epi32(word);
@@ -179,9 +126,9 @@ INLINE void int8_tile(const struct int8_group *groups, const struct panel_scales
                       size_t first, float *out) {
     const __m256i ones = _mm256_set1_epi16(1);
     for (size_t g = 0; g < count; g++) {
-        __m256i products[2][TILE_TOKENS];
+        __m256i products[2][INT8_TOKENS];
         for (size_t half = 0; half < 2; half++) {
-            __m256i sums[2][TILE_TOKENS] = {0};
+            __m256i sums[2][INT8_TOKENS] = {0};
             for (size_t w = half * 4; w < half * 4 + 4; w++)
                 for (size_t odd = 0; odd < 2; odd++) {
                     const uint32_t *words = odd ? groups[g].odd[w] : groups[g].even[w];
@@ -213,41 +160,6 @@ INLINE void int8_tile(const struct int8_group *groups, const struct panel_scales
     }
 }
 
-INLINE void int8_tiles(const struct int8_group *groups, const struct panel_scales *scales, size_t group,
-                       size_t count, const struct int8_input *inputs, size_t tokens, size_t vectors,
-                       float *out) {
-    size_t vector = 0;
-    for (; vector + 2 <= vectors; vector += 2)
-        int8_tile(groups, scales, group, count, inputs, tokens, 2, vector * VECTOR_ROWS, out);
-    if (vector < vectors)
-        int8_tile(groups, scales, group, count, inputs, tokens, 1, vector * VECTOR_ROWS, out);
-}
-
-static void int8_many(const struct view *matrix, const struct panel_rows *rows, const struct operand_rows *x,
-                      const uint32_t *index, size_t count, float *out, struct int8_group *panel) {
-    struct panel_scales scales;
-    size_t groups = matrix->columns / DTYPE_AFFINE_GROUP;
-    memset(out, 0, count * PANEL_ROWS * sizeof *out);
-    for (size_t group = 0; group < groups; group += BLOCK_GROUPS) {
-        size_t block = groups - group < BLOCK_GROUPS ? groups - group : BLOCK_GROUPS;
-        unpack_scales(matrix, rows, group, block, &scales);
-        unpack_int8(rows, group, block, panel);
-        for (size_t i = 0; i < count; i += TILE_TOKENS) {
-            struct int8_input inputs[TILE_TOKENS];
-            size_t tokens = count - i < TILE_TOKENS ? count - i : TILE_TOKENS;
-            for (size_t t = 0; t < tokens; t++)
-                inputs[t] = int8_input(x, index, i + t);
-            float *y = out + i * PANEL_ROWS;
-            if (tokens == TILE_TOKENS)
-                int8_tiles(panel, &scales, group, block, inputs, TILE_TOKENS, rows->vectors, y);
-            else
-                for (size_t t = 0; t < tokens; t++)
-                    int8_tiles(panel, &scales, group, block, inputs + t, 1, rows->vectors,
-                               y + t * PANEL_ROWS);
-        }
-    }
-}
-
 /* Sums across each of 8 vectors of 16-bit sums of four products: lane r that of sums[r]. Four sums of four
  * products still fit into 16 bits. */
 INLINE __m256i sum_across(const __m256i sums[8]) {
@@ -261,60 +173,31 @@ INLINE __m256i sum_across(const __m256i sums[8]) {
                             _mm256_permute2x128_si256(quads[0], quads[1], 0x31));
 }
 
-/* One vector of rows, one or two rows of input, straight from the weights. */
-INLINE void int8_stream(const struct view *matrix, const struct panel_rows *rows, size_t vector,
-                        const struct int8_input *inputs, size_t tokens, float *out) {
+/* One group of a vector of rows, for one or two rows of input. */
+INLINE void int8_stream_group(const struct view *matrix, const unsigned char *const codes[VECTOR_ROWS],
+                              const struct int8_input *inputs, size_t tokens, size_t group, bool prefetch,
+                              __m256i products[2]) {
     const __m256i low = _mm256_set1_epi8(15);
-    const unsigned char *const *codes = rows->codes + vector * VECTOR_ROWS;
-    const size_t *first_group = rows->first_group + vector * VECTOR_ROWS;
-    size_t groups = matrix->columns / DTYPE_AFFINE_GROUP;
-    __m256 y[2] = {0};
-    for (size_t group = 0; group < groups; group += BLOCK_GROUPS) {
-        size_t block = groups - group < BLOCK_GROUPS ? groups - group : BLOCK_GROUPS;
-        __m256 scale[BLOCK_GROUPS], offset[BLOCK_GROUPS];
-        scales_of_vector(matrix->scales, matrix->scale_dtype, first_group, group, block, scale);
-        scales_of_vector(matrix->biases, matrix->bias_dtype, first_group, group, block, offset);
-        for (size_t g = 0; g < block; g++) {
-            __m256i sums[2][VECTOR_ROWS];
-            for (size_t r = 0; r < VECTOR_ROWS; r++) {
-                const unsigned char *at = codes[r] + (group + g) * GROUP_BYTES;
-                __m256i packed = _mm256_loadu_si256((const __m256i *)at);
-                /* The row 8 below comes next. Nothing is fetched from where there is no memory. */
-                if (g % 2 == 0)
-                    _mm_prefetch((const char *)((uintptr_t)at + VECTOR_ROWS * matrix->columns / 2),
-                                 _MM_HINT_T0);
-                __m256i even = _mm256_and_si256(packed, low);
-                __m256i odd = _mm256_and_si256(_mm256_srli_epi16(packed, 4), low);
-                for (size_t t = 0; t < tokens; t++) {
-                    const __m256i *input = (const __m256i *)int8_group_codes(&inputs[t], group + g);
-                    sums[t][r] = _mm256_add_epi16(_mm256_maddubs_epi16(even, _mm256_load_si256(input)),
-                                                  _mm256_maddubs_epi16(odd, _mm256_load_si256(input + 2)));
-                }
-            }
-            for (size_t t = 0; t < tokens; t++)
-                y[t] = int8_terms(y[t], sum_across(sums[t]), scale[g], offset[g], &inputs[t], group + g);
+    __m256i sums[2][VECTOR_ROWS];
+    for (size_t r = 0; r < VECTOR_ROWS; r++) {
+        const unsigned char *at = codes[r] + group * GROUP_BYTES;
+        __m256i packed = _mm256_loadu_si256((const __m256i *)at);
+        /* The row 8 below comes next. Nothing is fetched from where there is no memory. */
+        if (prefetch)
+            _mm_prefetch((const char *)((uintptr_t)at + VECTOR_ROWS * matrix->columns / 2), _MM_HINT_T0);
+        __m256i even = _mm256_and_si256(packed, low);
+        __m256i odd = _mm256_and_si256(_mm256_srli_epi16(packed, 4), low);
+        for (size_t t = 0; t < tokens; t++) {
+            const __m256i *input = (const __m256i *)int8_group_codes(&inputs[t], group);
+            sums[t][r] = _mm256_add_epi16(_mm256_maddubs_epi16(even, _mm256_load_si256(input)),
+                                          _mm256_maddubs_epi16(odd, _mm256_load_si256(input + 2)));
         }
     }
     for (size_t t = 0; t < tokens; t++)
-        _mm256_store_ps(out + t * PANEL_ROWS + vector * VECTOR_ROWS, y[t]);
+        products[t] = sum_across(sums[t]);
 }
 
-static void multiply_int8(const struct view *matrix, size_t first, size_t rows, const struct operand_rows *x,
-                          const uint32_t *index, size_t count, float *out, void *panel) {
-    struct panel_rows panel_of = panel_rows(matrix, first, rows);
-    if (count > 2) {
-        int8_many(matrix, &panel_of, x, index, count, out, panel);
-        return;
-    }
-    struct int8_input inputs[2];
-    for (size_t t = 0; t < count; t++)
-        inputs[t] = int8_input(x, index, t);
-    for (size_t vector = 0; vector < panel_of.vectors; vector++)
-        if (count == 1)
-            int8_stream(matrix, &panel_of, vector, inputs, 1, out);
-        else if (count == 2)
-            int8_stream(matrix, &panel_of, vector, inputs, 2, out);
-}
+#include "backend/cpu/kernels/panel_int8.h"
 
 /* BF16 and F32 */
 
@@ -366,41 +249,10 @@ INLINE void expand_floats(const __m256i words[8], enum dtype dtype, bool rounded
     }
 }
 
-/* Columns [column, column + count) of all rows: panel[count][PANEL_ROWS] */
-static void unpack_floats(const struct view *matrix, const struct panel_rows *rows,
-                          const struct panel_scales *scales, size_t column, size_t count, bool rounded,
-                          float *panel) {
-    size_t bits = dtype_bits(matrix->dtype), step = 256 / bits; /* columns of 32 bytes */
-    for (size_t vector = 0; vector < rows->vectors; vector++)
-        for (size_t done = 0; done < count; done += step) {
-            const unsigned char *const *codes = rows->codes + vector * VECTOR_ROWS;
-            unsigned char copy[VECTOR_ROWS][32] = {{0}};
-            const unsigned char *copies[VECTOR_ROWS];
-            size_t offset = (column + done) * bits / 8, group = (column + done) / DTYPE_AFFINE_GROUP;
-            if (count - done < step) { /* nothing may be read past a row's end */
-                for (size_t r = 0; r < VECTOR_ROWS; r++)
-                    copies[r] = memcpy(copy[r], codes[r] + offset, (count - done) * bits / 8);
-                codes = copies;
-                offset = 0;
-            }
-            __m256i words[8];
-            load_words(codes, offset, words);
-            float *to = panel + done * PANEL_ROWS + vector * VECTOR_ROWS;
-            const float *scale = scales->scale[group % BLOCK_GROUPS] + vector * VECTOR_ROWS;
-            const float *shift = scales->offset[group % BLOCK_GROUPS] + vector * VECTOR_ROWS;
-            if (matrix->dtype == DTYPE_AFFINE4)
-                expand_affine(words, 4, _mm256_load_ps(scale), _mm256_load_ps(shift), rounded, to);
-            else if (matrix->dtype == DTYPE_AFFINE8)
-                expand_affine(words, 8, _mm256_load_ps(scale), _mm256_load_ps(shift), rounded, to);
-            else
-                expand_floats(words, matrix->dtype, rounded, to);
-        }
-}
-
 /* out[t][rows] += sum of panel[column][rows] * x[t][column], `vectors` vectors of rows */
 INLINE void float_tile(const float *panel, size_t columns, const float *const *x, size_t tokens,
                        size_t vectors, float *out) {
-    __m256 y[TILE_TOKENS][PANEL_VECTORS];
+    __m256 y[FLOAT_TOKENS][PANEL_VECTORS];
     for (size_t t = 0; t < tokens; t++)
         for (size_t v = 0; v < vectors; v++)
             y[t][v] = _mm256_load_ps(out + t * PANEL_ROWS + v * VECTOR_ROWS);
@@ -418,8 +270,8 @@ INLINE void float_tile(const float *panel, size_t columns, const float *const *x
 
 static void float_tiles(const float *panel, size_t columns, const float *const *x, size_t tokens,
                         size_t vectors, float *out) {
-    if (vectors == PANEL_VECTORS && tokens == TILE_TOKENS)
-        float_tile(panel, columns, x, TILE_TOKENS, PANEL_VECTORS, out);
+    if (vectors == PANEL_VECTORS && tokens == FLOAT_TOKENS)
+        float_tile(panel, columns, x, FLOAT_TOKENS, PANEL_VECTORS, out);
     else if (vectors == PANEL_VECTORS)
         for (size_t t = 0; t < tokens; t++)
             float_tile(panel, columns, x + t, 1, PANEL_VECTORS, out + t * PANEL_ROWS);
@@ -430,33 +282,7 @@ static void float_tiles(const float *panel, size_t columns, const float *const *
                            out + t * PANEL_ROWS + v * VECTOR_ROWS);
 }
 
-static void multiply_float(const struct view *matrix, size_t first, size_t rows, const struct operand_rows *x,
-                           const uint32_t *index, size_t count, float *out, void *panel) {
-    struct panel_rows panel_of = panel_rows(matrix, first, rows);
-    bool affine = matrix->dtype == DTYPE_AFFINE4 || matrix->dtype == DTYPE_AFFINE8;
-    bool rounded = x->format == OPERAND_BF16;
-    struct panel_scales scales;
-    memset(out, 0, count * PANEL_ROWS * sizeof *out);
-    for (size_t column = 0; column < matrix->columns; column += FLOAT_COLUMNS) {
-        size_t left = matrix->columns - column, columns = left < FLOAT_COLUMNS ? left : FLOAT_COLUMNS;
-        size_t groups = left < BLOCK_COLUMNS ? left / DTYPE_AFFINE_GROUP : BLOCK_GROUPS;
-        if (affine && column % BLOCK_COLUMNS == 0)
-            unpack_scales(matrix, &panel_of, column / DTYPE_AFFINE_GROUP, groups, &scales);
-        unpack_floats(matrix, &panel_of, &scales, column, columns, rounded, panel);
-        for (size_t i = 0; i < count; i += TILE_TOKENS) {
-            float values[TILE_TOKENS][FLOAT_COLUMNS];
-            const float *inputs[TILE_TOKENS];
-            size_t tokens = count - i < TILE_TOKENS ? count - i : TILE_TOKENS;
-            for (size_t t = 0; t < tokens; t++) {
-                const unsigned char *row = operand_row(x, index, i + t);
-                inputs[t] = rounded ? values[t] : (const float *)row + column;
-                for (size_t j = 0; rounded && j < columns; j++)
-                    values[t][j] = bf16_to_float(((const uint16_t *)row)[column + j]);
-            }
-            float_tiles(panel, columns, inputs, tokens, panel_of.vectors, out + i * PANEL_ROWS);
-        }
-    }
-}
+#include "backend/cpu/kernels/panel_floats.h"
 
 /* Input rows */
 

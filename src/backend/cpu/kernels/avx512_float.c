@@ -2,12 +2,12 @@
  * panel of 128 columns is unpacked to float32, 32 rows a column, for all inputs. */
 #include "backend/cpu/kernels/avx512_weights.h"
 
-struct float_panel {
+struct block_panel {
     struct panel_scales scales;
     float weights[BLOCK_COLUMNS][PANEL_ROWS];
     float inputs[TILE_INPUTS][BLOCK_COLUMNS]; /* of BF16, as float32 */
 };
-_Static_assert(sizeof(struct float_panel) <= PANEL_BYTES, "the panel must fit its scratch");
+typedef float input_element;
 
 /* To nearest even, a NaN stays a NaN; the low 16 bits are left to be dropped. */
 ALWAYS_INLINE __m512i round_to_bf16(__m512 value) {
@@ -46,13 +46,25 @@ ALWAYS_INLINE void put_float(void *argument, size_t column, __m512 even, __m512 
     _mm512_store_ps(target->weights + (column + 1) * PANEL_ROWS, odd);
 }
 
-/* out[count][PANEL_ROWS] += of `columns` columns; the inputs' are at inputs[i][0 .. columns). */
-ALWAYS_INLINE void multiply_tile(size_t count, const struct float_panel *panel, const float *const *inputs,
-                                 size_t columns, float *out) {
-    __m512 y[TILE_INPUTS][STRIPES];
-    for (size_t i = 0; i < count; i++)
-        for (size_t s = 0; s < STRIPES; s++)
-            y[i][s] = _mm512_load_ps(out + i * PANEL_ROWS + s * STRIPE_ROWS);
+ALWAYS_INLINE void unpack_stripe(const struct view *matrix, const struct stripe *stripe, size_t number,
+                                 size_t column, size_t columns, enum operand_format format,
+                                 struct block_panel *panel) {
+    struct float_target target = {panel->weights[0] + number * STRIPE_ROWS, format == OPERAND_BF16};
+    unpack_weights(matrix, stripe, number, column, columns, &panel->scales, put_float, &target);
+}
+
+/* As float32: as it lies in the row, or widened into the panel. */
+static const float *find_input(struct block_panel *panel, const struct operand_rows *x,
+                               const unsigned char *row, size_t i, size_t column, size_t columns) {
+    if (x->format == OPERAND_F32)
+        return (const float *)(const void *)row + column;
+    for (size_t c = 0; c < columns; c += 16)
+        _mm512_store_ps(panel->inputs[i] + c, load_floats(row, DTYPE_BF16, column + c, columns - c));
+    return panel->inputs[i];
+}
+
+ALWAYS_INLINE void multiply_columns(size_t count, const struct block_panel *panel, const float *const *inputs,
+                                    size_t columns, __m512 y[TILE_INPUTS][STRIPES]) {
     for (size_t c = 0; c < columns; c++) {
         __m512 first = _mm512_load_ps(panel->weights[c]);
         __m512 second = _mm512_load_ps(panel->weights[c] + STRIPE_ROWS);
@@ -62,73 +74,11 @@ ALWAYS_INLINE void multiply_tile(size_t count, const struct float_panel *panel, 
             y[i][1] = _mm512_fmadd_ps(second, x, y[i][1]);
         }
     }
-    for (size_t i = 0; i < count; i++)
-        for (size_t s = 0; s < STRIPES; s++)
-            _mm512_store_ps(out + i * PANEL_ROWS + s * STRIPE_ROWS, y[i][s]);
 }
 
-/* Where the inputs of a tile are as float32, from `column` on. */
-static void find_inputs(struct float_panel *panel, const struct operand_rows *x, const uint32_t *index,
-                        size_t first, size_t count, size_t column, size_t columns, const float **inputs) {
-    for (size_t i = 0; i < count; i++) {
-        const unsigned char *row = input_row(x, index, first + i);
-        inputs[i] = (const float *)row + column;
-        if (x->format == OPERAND_F32)
-            continue;
-        for (size_t c = 0; c < columns; c += 16)
-            _mm512_store_ps(panel->inputs[i] + c, load_floats(row, DTYPE_BF16, column + c, columns - c));
-        inputs[i] = panel->inputs[i];
-    }
-}
-
-static void multiply_tiles(struct float_panel *panel, const struct operand_rows *x, const uint32_t *index,
-                           size_t count, size_t column, size_t columns, float *out) {
-    for (size_t i = 0, size; i < count; i += size) {
-        const float *inputs[TILE_INPUTS];
-        float *tile = out + i * PANEL_ROWS;
-        size = tile_size(count - i, TILE_INPUTS);
-        find_inputs(panel, x, index, i, size, column, columns, inputs);
-        switch (size) {
-        case 8:
-            multiply_tile(8, panel, inputs, columns, tile);
-            break;
-        case 7:
-            multiply_tile(7, panel, inputs, columns, tile);
-            break;
-        case 6:
-            multiply_tile(6, panel, inputs, columns, tile);
-            break;
-        case 5:
-            multiply_tile(5, panel, inputs, columns, tile);
-            break;
-        case 4:
-            multiply_tile(4, panel, inputs, columns, tile);
-            break;
-        case 3:
-            multiply_tile(3, panel, inputs, columns, tile);
-            break;
-        case 2:
-            multiply_tile(2, panel, inputs, columns, tile);
-            break;
-        default:
-            multiply_tile(1, panel, inputs, columns, tile);
-        }
-    }
-}
+#include "backend/cpu/kernels/avx512_tiles.h"
 
 void avx512_multiply_float(const struct view *matrix, size_t first, size_t rows, const struct operand_rows *x,
                            const uint32_t *index, size_t count, float *out, void *scratch) {
-    struct float_panel *panel = scratch;
-    struct stripe stripes[STRIPES];
-    for (size_t s = 0; s < STRIPES; s++)
-        stripe_init(&stripes[s], matrix, first, rows, s);
-    memset(out, 0, count * PANEL_ROWS * sizeof *out);
-    for (size_t column = 0; column < matrix->columns; column += BLOCK_COLUMNS) {
-        size_t left = matrix->columns - column, columns = left < BLOCK_COLUMNS ? left : BLOCK_COLUMNS;
-        for (size_t s = 0; s < STRIPES; s++) {
-            struct float_target target = {panel->weights[0] + s * STRIPE_ROWS, x->format == OPERAND_BF16};
-            unpack_weights(matrix, &stripes[s], s, column, columns, &panel->scales, put_float, &target);
-        }
-        multiply_tiles(panel, x, index, count, column, columns, out);
-    }
+    multiply_blocks(matrix, first, rows, x, index, count, out, scratch);
 }

@@ -2,46 +2,21 @@
 #ifndef CALLA_BACKEND_CPU_KERNELS_NEON_H
 #define CALLA_BACKEND_CPU_KERNELS_NEON_H
 
-#include "backend/cpu/kernels.h"
+#define VECTOR_ROWS 4
+#include "backend/cpu/kernels/panel.h"
 
 #include <arm_neon.h>
 
-#define VECTOR_ROWS 4
-#define PANEL_VECTORS (PANEL_ROWS / VECTOR_ROWS)
-#define GROUP_BYTES (DTYPE_AFFINE_GROUP / 2) /* of 4-bit codes */
-#define BLOCK_GROUPS 8                       /* whose scales are transposed at once */
-#define BLOCK_COLUMNS (BLOCK_GROUPS * DTYPE_AFFINE_GROUP)
-#define INLINE static inline __attribute__((always_inline))
+typedef float32x4_t float_lanes;
+typedef int32x4_t int_lanes;
+typedef uint32x4_t word_lanes;
 
-/* Where the rows of a panel begin. Lanes past the last row repeat it. */
-struct panel_rows {
-    const unsigned char *codes[PANEL_ROWS];
-    size_t first_group[PANEL_ROWS]; /* its scales' and offsets' index */
-    size_t vectors;
-};
-
-/* Scales and offsets of a block of groups. */
-struct panel_scales {
-    float scale[BLOCK_GROUPS][PANEL_ROWS], offset[BLOCK_GROUPS][PANEL_ROWS];
-};
-
-static inline bool is_affine(enum dtype dtype) {
-    return dtype == DTYPE_AFFINE4 || dtype == DTYPE_AFFINE8;
+INLINE void store_lanes(float *to, float32x4_t values) {
+    vst1q_f32(to, values);
 }
 
-static inline struct panel_rows panel_rows(const struct view *matrix, size_t first, size_t rows) {
-    struct panel_rows panel = {.vectors = (rows + VECTOR_ROWS - 1) / VECTOR_ROWS};
-    size_t stride = is_affine(matrix->dtype) ? matrix->columns : matrix->stride;
-    for (size_t r = 0; r < PANEL_ROWS; r++) {
-        size_t row = first + (r < rows ? r : rows - 1);
-        panel.codes[r] = matrix->bytes + row * stride * dtype_bits(matrix->dtype) / 8;
-        panel.first_group[r] = row * (matrix->columns / DTYPE_AFFINE_GROUP);
-    }
-    return panel;
-}
-
-INLINE const unsigned char *operand_row(const struct operand_rows *x, const uint32_t *index, size_t i) {
-    return x->data + (index == NULL ? i : index[i]) * x->row_bytes;
+INLINE float32x4_t load_lanes(const float *from) {
+    return vld1q_f32(from);
 }
 
 /* v[row] of 4 words -> v[word] of 4 rows */
@@ -93,38 +68,6 @@ INLINE void scales_of_vector(const unsigned char *array, enum dtype dtype,
         for (int i = 0; i < 4; i++)
             lanes[g + i] = vreinterpretq_f32_u32(v[i]);
     }
-}
-
-static inline void unpack_scales(const struct view *matrix, const struct panel_rows *rows, size_t group,
-                                 size_t count, struct panel_scales *scales) {
-    for (size_t vector = 0; vector < rows->vectors; vector++) {
-        const size_t *first_group = rows->first_group + vector * VECTOR_ROWS;
-        float32x4_t scale[BLOCK_GROUPS], offset[BLOCK_GROUPS];
-        scales_of_vector(matrix->scales, matrix->scale_dtype, first_group, group, count, scale);
-        scales_of_vector(matrix->biases, matrix->bias_dtype, first_group, group, count, offset);
-        for (size_t g = 0; g < BLOCK_GROUPS; g++) {
-            vst1q_f32(&scales->scale[g][vector * VECTOR_ROWS], scale[g]);
-            vst1q_f32(&scales->offset[g][vector * VECTOR_ROWS], offset[g]);
-        }
-    }
-}
-
-/* A row of INT8 input. */
-struct int8_input {
-    const int8_t *codes;
-    const float *scales, *sums;
-};
-
-INLINE struct int8_input int8_input(const struct operand_rows *x, const uint32_t *index, size_t i) {
-    const unsigned char *row = operand_row(x, index, i);
-    return (struct int8_input){.codes = (const int8_t *)row,
-                               .scales = (const float *)(row + int8_scales_offset(x->columns)),
-                               .sums = (const float *)(row + int8_sums_offset(x->columns))};
-}
-
-/* The even columns' codes of a group; the odd ones' are 64 bytes further. */
-INLINE const int8_t *int8_group_codes(const struct int8_input *input, size_t group) {
-    return input->codes + group / 2 * 128 + group % 2 * 32;
 }
 
 /* The terms of one group, added to y. */

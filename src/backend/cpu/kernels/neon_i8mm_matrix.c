@@ -12,6 +12,8 @@
 #define PAIRS (PANEL_ROWS / 2)
 #define TILE_PAIRS 4 /* of rows of the weight, and of input */
 #define TILE_ROWS (2 * TILE_PAIRS)
+#define INT8_TOKENS TILE_ROWS
+#define INT8_STEP 2
 #define BF16_COLUMNS 256 /* of a panel: half of a small first-level cache */
 
 /* Four vectors of pairs of sums (of two rows of input and two rows of the weight each) as rows of input:
@@ -50,10 +52,11 @@ static void unpack_int8(const struct panel_rows *rows, size_t group, size_t coun
             }
 }
 
-/* `pairs` pairs of rows from `first`, `inputs` pairs of rows of input, `count` unpacked groups. */
+/* `vectors` vectors of rows from `row`, `tokens` rows of input, `count` unpacked groups. */
 INLINE void int8_tile(const struct int8_group *groups, const struct panel_scales *scales, size_t group,
-                      size_t count, const struct int8_input *x, size_t inputs, size_t pairs, size_t first,
-                      float *const *out) {
+                      size_t count, const struct int8_input *x, size_t tokens, size_t vectors, size_t row,
+                      float *out) {
+    size_t inputs = (tokens + 1) / 2, pairs = vectors * VECTOR_ROWS / 2, first = row / 2;
     for (size_t g = 0; g < count; g++) {
         int32x4_t sums[TILE_PAIRS][TILE_PAIRS];
         for (size_t t = 0; t < inputs; t++)
@@ -69,35 +72,51 @@ INLINE void int8_tile(const struct int8_group *groups, const struct panel_scales
                     }
                 for (size_t t = 0; t < inputs; t++) {
                     uint8x16_t values[2];
+                    const struct int8_input *second = &x[tokens == 1 ? 0 : 2 * t + 1];
                     pairs_of_rows(int8_group_codes(&x[2 * t], group + g) + odd * 64 + part * 8,
-                                  int8_group_codes(&x[2 * t + 1], group + g) + odd * 64 + part * 8, values);
+                                  int8_group_codes(second, group + g) + odd * 64 + part * 8, values);
                     for (size_t i = 0; i < 2; i++)
                         for (size_t p = 0; p < pairs; p++)
                             sums[t][p] = vmmlaq_s32(sums[t][p], vreinterpretq_s8_u8(values[i]), codes[p][i]);
                 }
             }
-        for (size_t p = 0; p < pairs; p += 2) {
-            size_t row = 2 * (first + p);
-            float32x4_t scale = vld1q_f32(scales->scale[g] + row),
-                        offset = vld1q_f32(scales->offset[g] + row);
-            for (size_t t = 0; t < 2 * inputs; t++) {
-                int32x4_t product = row_of_pairs(sums[t / 2][p], sums[t / 2][p + 1], t % 2);
-                float32x4_t y = vld1q_f32(out[t] + row);
-                vst1q_f32(out[t] + row, int8_terms(y, product, scale, offset, &x[t], group + g));
+        for (size_t v = 0; v < vectors; v++) {
+            size_t at = row + v * VECTOR_ROWS;
+            float32x4_t scale = vld1q_f32(scales->scale[g] + at), offset = vld1q_f32(scales->offset[g] + at);
+            for (size_t t = 0; t < tokens; t++) {
+                int32x4_t product = row_of_pairs(sums[t / 2][2 * v], sums[t / 2][2 * v + 1], t % 2);
+                float *y = out + t * PANEL_ROWS + at;
+                vst1q_f32(y, int8_terms(vld1q_f32(y), product, scale, offset, &x[t], group + g));
             }
         }
     }
 }
 
-INLINE void int8_tiles(const struct int8_group *groups, const struct panel_scales *scales, size_t group,
-                       size_t count, const struct int8_input *x, size_t inputs, size_t vectors,
-                       float *const *out) {
-    size_t vector = 0;
-    for (; vector + 2 <= vectors; vector += 2)
-        int8_tile(groups, scales, group, count, x, inputs, TILE_PAIRS, 2 * vector, out);
-    if (vector < vectors)
-        int8_tile(groups, scales, group, count, x, inputs, 2, 2 * vector, out);
+/* One group of a vector of rows, for one or two rows of input. */
+INLINE void int8_stream_group(const struct view *matrix, const unsigned char *const codes[VECTOR_ROWS],
+                              const struct int8_input *inputs, size_t tokens, size_t group, bool prefetch,
+                              int32x4_t products[2]) {
+    (void)matrix, (void)prefetch;
+    int32x4_t sums[2][VECTOR_ROWS];
+    for (size_t r = 0; r < VECTOR_ROWS; r++)
+        for (size_t half = 0; half < 2; half++) {
+            uint8x16_t packed = vld1q_u8(codes[r] + group * GROUP_BYTES + half * 16);
+            int8x16_t even = vreinterpretq_s8_u8(vandq_u8(packed, vdupq_n_u8(15)));
+            int8x16_t odd = vreinterpretq_s8_u8(vshrq_n_u8(packed, 4));
+            for (size_t t = 0; t < tokens; t++) {
+                const int8_t *input = int8_group_codes(&inputs[t], group) + half * 16;
+                int32x4_t sum = half == 0 ? vdupq_n_s32(0) : sums[t][r];
+                sum = vdotq_s32(sum, even, vld1q_s8(input));
+                sums[t][r] = vdotq_s32(sum, odd, vld1q_s8(input + 64));
+            }
+        }
+    for (size_t t = 0; t < tokens; t++)
+        products[t] = vpaddq_s32(vpaddq_s32(sums[t][0], sums[t][1]), vpaddq_s32(sums[t][2], sums[t][3]));
 }
+
+#include "backend/cpu/kernels/panel_int8.h"
+
+/* BF16 */
 
 /* The rows of input [i, i + TILE_ROWS) and where their outputs go. If their count is odd, the last one has a
  * partner whose output nobody reads. */
@@ -107,87 +126,6 @@ static size_t tile_inputs(size_t i, size_t count, float *out, float *nowhere, fl
         outs[t] = t < rows ? out + (i + t) * PANEL_ROWS : nowhere;
     return rows;
 }
-
-static void int8_many(const struct view *matrix, const struct panel_rows *rows, const struct operand_rows *x,
-                      const uint32_t *index, size_t count, float *out, struct int8_group *panel) {
-    struct panel_scales scales;
-    size_t groups = matrix->columns / DTYPE_AFFINE_GROUP;
-    float nowhere[PANEL_ROWS] = {0};
-    memset(out, 0, count * PANEL_ROWS * sizeof *out);
-    for (size_t group = 0; group < groups; group += BLOCK_GROUPS) {
-        size_t block = groups - group < BLOCK_GROUPS ? groups - group : BLOCK_GROUPS;
-        unpack_scales(matrix, rows, group, block, &scales);
-        unpack_int8(rows, group, block, panel);
-        for (size_t i = 0; i < count; i += TILE_ROWS) {
-            struct int8_input inputs[TILE_ROWS];
-            float *outs[TILE_ROWS];
-            size_t tokens = tile_inputs(i, count, out, nowhere, outs);
-            for (size_t t = 0; t < TILE_ROWS; t++)
-                inputs[t] = int8_input(x, index, i + (t < tokens ? t : tokens - 1));
-            if (tokens == TILE_ROWS)
-                int8_tiles(panel, &scales, group, block, inputs, TILE_PAIRS, rows->vectors, outs);
-            else
-                for (size_t t = 0; t < tokens; t += 2)
-                    int8_tiles(panel, &scales, group, block, inputs + t, 1, rows->vectors, outs + t);
-        }
-    }
-}
-
-/* One vector of rows, one or two rows of input, straight from the weights. */
-INLINE void int8_stream(const struct view *matrix, const struct panel_rows *rows, size_t vector,
-                        const struct int8_input *inputs, size_t tokens, float *out) {
-    const unsigned char *const *codes = rows->codes + vector * VECTOR_ROWS;
-    const size_t *first_group = rows->first_group + vector * VECTOR_ROWS;
-    size_t groups = matrix->columns / DTYPE_AFFINE_GROUP;
-    float32x4_t y[2] = {vdupq_n_f32(0), vdupq_n_f32(0)};
-    for (size_t group = 0; group < groups; group += BLOCK_GROUPS) {
-        size_t block = groups - group < BLOCK_GROUPS ? groups - group : BLOCK_GROUPS;
-        float32x4_t scale[BLOCK_GROUPS], offset[BLOCK_GROUPS];
-        scales_of_vector(matrix->scales, matrix->scale_dtype, first_group, group, block, scale);
-        scales_of_vector(matrix->biases, matrix->bias_dtype, first_group, group, block, offset);
-        for (size_t g = 0; g < block; g++) {
-            int32x4_t sums[2][VECTOR_ROWS];
-            for (size_t r = 0; r < VECTOR_ROWS; r++)
-                for (size_t half = 0; half < 2; half++) {
-                    uint8x16_t packed = vld1q_u8(codes[r] + (group + g) * GROUP_BYTES + half * 16);
-                    int8x16_t even = vreinterpretq_s8_u8(vandq_u8(packed, vdupq_n_u8(15)));
-                    int8x16_t odd = vreinterpretq_s8_u8(vshrq_n_u8(packed, 4));
-                    for (size_t t = 0; t < tokens; t++) {
-                        const int8_t *input = int8_group_codes(&inputs[t], group + g) + half * 16;
-                        int32x4_t sum = half == 0 ? vdupq_n_s32(0) : sums[t][r];
-                        sum = vdotq_s32(sum, even, vld1q_s8(input));
-                        sums[t][r] = vdotq_s32(sum, odd, vld1q_s8(input + 64));
-                    }
-                }
-            for (size_t t = 0; t < tokens; t++) {
-                int32x4_t product =
-                    vpaddq_s32(vpaddq_s32(sums[t][0], sums[t][1]), vpaddq_s32(sums[t][2], sums[t][3]));
-                y[t] = int8_terms(y[t], product, scale[g], offset[g], &inputs[t], group + g);
-            }
-        }
-    }
-    for (size_t t = 0; t < tokens; t++)
-        vst1q_f32(out + t * PANEL_ROWS + vector * VECTOR_ROWS, y[t]);
-}
-
-static void multiply_int8(const struct view *matrix, size_t first, size_t rows, const struct operand_rows *x,
-                          const uint32_t *index, size_t count, float *out, void *panel) {
-    struct panel_rows panel_of = panel_rows(matrix, first, rows);
-    if (count > 2) {
-        int8_many(matrix, &panel_of, x, index, count, out, panel);
-        return;
-    }
-    struct int8_input inputs[2];
-    for (size_t t = 0; t < count; t++)
-        inputs[t] = int8_input(x, index, t);
-    for (size_t vector = 0; vector < panel_of.vectors; vector++)
-        if (count == 1)
-            int8_stream(matrix, &panel_of, vector, inputs, 1, out);
-        else if (count == 2)
-            int8_stream(matrix, &panel_of, vector, inputs, 2, out);
-}
-
-/* BF16 */
 
 /* Four columns of a pair of rows. */
 struct bf16_pairs {

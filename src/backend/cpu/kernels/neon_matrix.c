@@ -10,9 +10,9 @@
 #include <math.h>
 
 #define INT8_TOKENS 4 /* rows of input that a tile takes at once */
+#define INT8_STEP 1
 #define FLOAT_TOKENS 4
-#define FLOAT_VECTORS 4   /* and vectors of rows, of float32 */
-#define FLOAT_COLUMNS 128 /* of a float32 panel: half of a small first-level cache */
+#define FLOAT_VECTORS 4 /* and vectors of rows, of float32 */
 
 /* INT8 */
 
@@ -84,101 +84,35 @@ INLINE void int8_tile(const struct int8_group *groups, const struct panel_scales
     }
 }
 
-INLINE void int8_tiles(const struct int8_group *groups, const struct panel_scales *scales, size_t group,
-                       size_t count, const struct int8_input *inputs, size_t tokens, size_t vectors,
-                       float *out) {
-    size_t vector = 0;
-    for (; vector + 2 <= vectors; vector += 2)
-        int8_tile(groups, scales, group, count, inputs, tokens, 2, vector * VECTOR_ROWS, out);
-    if (vector < vectors)
-        int8_tile(groups, scales, group, count, inputs, tokens, 1, vector * VECTOR_ROWS, out);
-}
-
-static void int8_many(const struct view *matrix, const struct panel_rows *rows, const struct operand_rows *x,
-                      const uint32_t *index, size_t count, float *out, struct int8_group *panel) {
-    struct panel_scales scales;
-    size_t groups = matrix->columns / DTYPE_AFFINE_GROUP;
-    memset(out, 0, count * PANEL_ROWS * sizeof *out);
-    for (size_t group = 0; group < groups; group += BLOCK_GROUPS) {
-        size_t block = groups - group < BLOCK_GROUPS ? groups - group : BLOCK_GROUPS;
-        unpack_scales(matrix, rows, group, block, &scales);
-        unpack_int8(rows, group, block, panel);
-        for (size_t i = 0; i < count; i += INT8_TOKENS) {
-            struct int8_input inputs[INT8_TOKENS];
-            size_t tokens = count - i < INT8_TOKENS ? count - i : INT8_TOKENS;
-            for (size_t t = 0; t < tokens; t++)
-                inputs[t] = int8_input(x, index, i + t);
-            float *y = out + i * PANEL_ROWS;
-            if (tokens == INT8_TOKENS)
-                int8_tiles(panel, &scales, group, block, inputs, INT8_TOKENS, rows->vectors, y);
-            else
-                for (size_t t = 0; t < tokens; t++)
-                    int8_tiles(panel, &scales, group, block, inputs + t, 1, rows->vectors,
-                               y + t * PANEL_ROWS);
-        }
-    }
-}
-
-/* One vector of rows, one or two rows of input, straight from the weights. */
-INLINE void int8_stream(const struct view *matrix, const struct panel_rows *rows, size_t vector,
-                        const struct int8_input *inputs, size_t tokens, float *out) {
-    const unsigned char *const *codes = rows->codes + vector * VECTOR_ROWS;
-    const size_t *first_group = rows->first_group + vector * VECTOR_ROWS;
-    size_t groups = matrix->columns / DTYPE_AFFINE_GROUP;
-    float32x4_t y[2] = {vdupq_n_f32(0), vdupq_n_f32(0)};
-    for (size_t group = 0; group < groups; group += BLOCK_GROUPS) {
-        size_t block = groups - group < BLOCK_GROUPS ? groups - group : BLOCK_GROUPS;
-        float32x4_t scale[BLOCK_GROUPS], offset[BLOCK_GROUPS];
-        scales_of_vector(matrix->scales, matrix->scale_dtype, first_group, group, block, scale);
-        scales_of_vector(matrix->biases, matrix->bias_dtype, first_group, group, block, offset);
-        for (size_t g = 0; g < block; g++) {
-            int16x8_t sums[2][VECTOR_ROWS];
-            for (size_t r = 0; r < VECTOR_ROWS; r++)
-                for (size_t half = 0; half < 2; half++) {
-                    uint8x16_t even, odd;
-                    const unsigned char *at = codes[r] + (group + g) * GROUP_BYTES + half * 16;
-                    split(vreinterpretq_u32_u8(vld1q_u8(at)), &even, &odd);
-                    int8x16_t low = vreinterpretq_s8_u8(even), high = vreinterpretq_s8_u8(odd);
-                    for (size_t t = 0; t < tokens; t++) {
-                        const int8_t *input = int8_group_codes(&inputs[t], group + g) + half * 16;
-                        int8x16_t x_even = vld1q_s8(input), x_odd = vld1q_s8(input + 64);
-                        int16x8_t sum = half == 0
-                                            ? vmull_s8(vget_low_s8(low), vget_low_s8(x_even))
-                                            : vmlal_s8(sums[t][r], vget_low_s8(low), vget_low_s8(x_even));
-                        sum = vmlal_high_s8(sum, low, x_even);
-                        sum = vmlal_s8(sum, vget_low_s8(high), vget_low_s8(x_odd));
-                        sums[t][r] = vmlal_high_s8(sum, high, x_odd);
-                    }
-                }
-            /* Each lane has the sum of 8 products, so two lanes still fit into 16 bits. */
+/* One group of a vector of rows, for one or two rows of input. */
+INLINE void int8_stream_group(const struct view *matrix, const unsigned char *const codes[VECTOR_ROWS],
+                              const struct int8_input *inputs, size_t tokens, size_t group, bool prefetch,
+                              int32x4_t products[2]) {
+    (void)matrix, (void)prefetch;
+    int16x8_t sums[2][VECTOR_ROWS];
+    for (size_t r = 0; r < VECTOR_ROWS; r++)
+        for (size_t half = 0; half < 2; half++) {
+            uint8x16_t even, odd;
+            const unsigned char *at = codes[r] + group * GROUP_BYTES + half * 16;
+            split(vreinterpretq_u32_u8(vld1q_u8(at)), &even, &odd);
+            int8x16_t low = vreinterpretq_s8_u8(even), high = vreinterpretq_s8_u8(odd);
             for (size_t t = 0; t < tokens; t++) {
-                int32x4_t rows01 = vpaddlq_s16(vpaddq_s16(sums[t][0], sums[t][1]));
-                int32x4_t rows23 = vpaddlq_s16(vpaddq_s16(sums[t][2], sums[t][3]));
-                y[t] =
-                    int8_terms(y[t], vpaddq_s32(rows01, rows23), scale[g], offset[g], &inputs[t], group + g);
+                const int8_t *input = int8_group_codes(&inputs[t], group) + half * 16;
+                int8x16_t x_even = vld1q_s8(input), x_odd = vld1q_s8(input + 64);
+                int16x8_t sum = half == 0 ? vmull_s8(vget_low_s8(low), vget_low_s8(x_even))
+                                          : vmlal_s8(sums[t][r], vget_low_s8(low), vget_low_s8(x_even));
+                sum = vmlal_high_s8(sum, low, x_even);
+                sum = vmlal_s8(sum, vget_low_s8(high), vget_low_s8(x_odd));
+                sums[t][r] = vmlal_high_s8(sum, high, x_odd);
             }
         }
-    }
+    /* Each lane has the sum of 8 products, so two lanes still fit into 16 bits. */
     for (size_t t = 0; t < tokens; t++)
-        vst1q_f32(out + t * PANEL_ROWS + vector * VECTOR_ROWS, y[t]);
+        products[t] = vpaddq_s32(vpaddlq_s16(vpaddq_s16(sums[t][0], sums[t][1])),
+                                 vpaddlq_s16(vpaddq_s16(sums[t][2], sums[t][3])));
 }
 
-static void multiply_int8(const struct view *matrix, size_t first, size_t rows, const struct operand_rows *x,
-                          const uint32_t *index, size_t count, float *out, void *panel) {
-    struct panel_rows panel_of = panel_rows(matrix, first, rows);
-    if (count > 2) {
-        int8_many(matrix, &panel_of, x, index, count, out, panel);
-        return;
-    }
-    struct int8_input inputs[2];
-    for (size_t t = 0; t < count; t++)
-        inputs[t] = int8_input(x, index, t);
-    for (size_t vector = 0; vector < panel_of.vectors; vector++)
-        if (count == 1)
-            int8_stream(matrix, &panel_of, vector, inputs, 1, out);
-        else if (count == 2)
-            int8_stream(matrix, &panel_of, vector, inputs, 2, out);
-}
+#include "backend/cpu/kernels/panel_int8.h"
 
 /* BF16 and F32 */
 
@@ -222,40 +156,6 @@ INLINE void expand_floats(const uint32x4_t words[4], enum dtype dtype, bool roun
     }
 }
 
-/* Columns [column, column + count) of all rows: panel[count][PANEL_ROWS] */
-static void unpack_floats(const struct view *matrix, const struct panel_rows *rows,
-                          const struct panel_scales *scales, size_t column, size_t count, bool rounded,
-                          float *panel) {
-    size_t bits = dtype_bits(matrix->dtype), step = 128 / bits; /* columns of 16 bytes */
-    for (size_t vector = 0; vector < rows->vectors; vector++)
-        for (size_t done = 0; done < count; done += step) {
-            const unsigned char *const *codes = rows->codes + vector * VECTOR_ROWS;
-            unsigned char copy[VECTOR_ROWS][16] = {{0}};
-            const unsigned char *copies[VECTOR_ROWS];
-            size_t offset = (column + done) * bits / 8;
-            size_t group = (column + done) / DTYPE_AFFINE_GROUP % BLOCK_GROUPS;
-            if (count - done < step) { /* nothing may be read past a row's end */
-                for (size_t r = 0; r < VECTOR_ROWS; r++)
-                    copies[r] = memcpy(copy[r], codes[r] + offset, (count - done) * bits / 8);
-                codes = copies;
-                offset = 0;
-            }
-            uint32x4_t words[4];
-            load_words(codes, offset, words);
-            float *to = panel + done * PANEL_ROWS + vector * VECTOR_ROWS;
-            if (is_affine(matrix->dtype)) {
-                float32x4_t scale = vld1q_f32(scales->scale[group] + vector * VECTOR_ROWS);
-                float32x4_t shift = vld1q_f32(scales->offset[group] + vector * VECTOR_ROWS);
-                if (matrix->dtype == DTYPE_AFFINE4)
-                    expand_affine(words, 4, scale, shift, rounded, to);
-                else
-                    expand_affine(words, 8, scale, shift, rounded, to);
-            } else {
-                expand_floats(words, matrix->dtype, rounded, to);
-            }
-        }
-}
-
 /* out[t][rows] += sum of panel[column][rows] * x[t][column], `vectors` vectors of rows */
 INLINE void float_tile(const float *panel, size_t columns, const float *const *x, size_t tokens,
                        size_t vectors, float *out) {
@@ -290,31 +190,11 @@ static void float_tiles(const float *panel, size_t columns, const float *const *
             float_tile(panel + v * VECTOR_ROWS, columns, x + t, 1, 1, out + t * PANEL_ROWS + v * VECTOR_ROWS);
 }
 
+#include "backend/cpu/kernels/panel_floats.h"
+
 void neon_multiply_float(const struct view *matrix, size_t first, size_t rows, const struct operand_rows *x,
                          const uint32_t *index, size_t count, float *out, void *panel) {
-    struct panel_rows panel_of = panel_rows(matrix, first, rows);
-    bool rounded = x->format == OPERAND_BF16;
-    struct panel_scales scales;
-    memset(out, 0, count * PANEL_ROWS * sizeof *out);
-    for (size_t column = 0; column < matrix->columns; column += FLOAT_COLUMNS) {
-        size_t left = matrix->columns - column, columns = left < FLOAT_COLUMNS ? left : FLOAT_COLUMNS;
-        size_t groups = left < BLOCK_COLUMNS ? left / DTYPE_AFFINE_GROUP : BLOCK_GROUPS;
-        if (is_affine(matrix->dtype) && column % BLOCK_COLUMNS == 0)
-            unpack_scales(matrix, &panel_of, column / DTYPE_AFFINE_GROUP, groups, &scales);
-        unpack_floats(matrix, &panel_of, &scales, column, columns, rounded, panel);
-        for (size_t i = 0; i < count; i += FLOAT_TOKENS) {
-            float values[FLOAT_TOKENS][FLOAT_COLUMNS];
-            const float *inputs[FLOAT_TOKENS];
-            size_t tokens = count - i < FLOAT_TOKENS ? count - i : FLOAT_TOKENS;
-            for (size_t t = 0; t < tokens; t++) {
-                const unsigned char *row = operand_row(x, index, i + t);
-                inputs[t] = rounded ? values[t] : (const float *)row + column;
-                for (size_t j = 0; rounded && j < columns; j++)
-                    values[t][j] = bf16_to_float(((const uint16_t *)row)[column + j]);
-            }
-            float_tiles(panel, columns, inputs, tokens, panel_of.vectors, out + i * PANEL_ROWS);
-        }
-    }
+    multiply_float(matrix, first, rows, x, index, count, out, panel);
 }
 
 /* Input rows */
