@@ -59,7 +59,13 @@ struct calla_model_options {
     const char *const *policies; /* "NAME=VALUE" each */
     size_t policy_count;
     uint64_t cache_memory; /* bytes for snapshots of what the model's sessions have read, which whoever reads
-                              a text with the same beginning goes on from; 0: none are kept */
+                              a                              text with the same beginning goes on from; 0:
+                              none are kept */
+    const char *cache_dir; /* a folder where they outlive the program, or NULL; made if it is not there */
+    uint64_t cache_disk;   /* bytes in it at most */
+    void (*cache_log)(void *user, const char *sentence); /* hears what is wrong with the folder's files, from
+                                                            any thread; may be NULL */
+    void *cache_user;
     struct calla_progress progress;
 };
 
@@ -95,6 +101,8 @@ struct calla_cache_info {
     uint64_t logits;                            /* ... in logits */
     uint64_t snapshots;                         /* in memory now ... */
     uint64_t taken, evicted;                    /* ... taken and given up so far */
+    uint64_t disk_limit, disk, files;           /* bytes of files that it may have, and has */
+    uint64_t written, loaded, failed;           /* files; failed: that could not be written or used */
     uint64_t requests, hits; /* texts that were to be read, and of them those whose beginning was known */
 };
 

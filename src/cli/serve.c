@@ -13,13 +13,15 @@
 
 struct serve {
     struct model_flags model;
-    const char *host, *unix_path, *key_file, *name, *log_format, *cache_memory;
-    uint64_t cache_bytes;
+    const char *host, *unix_path, *key_file, *name, *log_format, *cache_memory, *cache_dir, *cache_disk;
+    uint64_t cache_bytes, disk_bytes;
     uint64_t port, sessions, queue, max_body, max_connections;
     double drain_seconds, keepalive_seconds;
     bool insecure, only_name, log_text, have_port, have_host;
     struct option_values hosts, origins, arguments;
 };
+
+#define DEFAULT_DISK ((uint64_t)16 << 30)
 
 static const char about[] =
     "Serves the model over HTTP, as the OpenAI API does: /v1/chat/completions, /v1/completions, /v1/models,\n"
@@ -56,6 +58,15 @@ static bool check(struct serve *serve, struct calla_error *error) {
     if (serve->cache_memory != NULL &&
         !byte_size_parse(serve->cache_memory, "cache-memory", &serve->cache_bytes, error))
         return false;
+    serve->disk_bytes = DEFAULT_DISK;
+    if (serve->cache_disk != NULL &&
+        !byte_size_parse(serve->cache_disk, "cache-disk", &serve->disk_bytes, error))
+        return false;
+    if (serve->cache_disk != NULL && serve->cache_dir == NULL)
+        return error_set(error, CALLA_BAD_INPUT, "--cache-disk needs --cache-dir DIR, where the files go.");
+    if (serve->cache_dir != NULL && serve->cache_bytes == 0)
+        return error_set(error, CALLA_BAD_INPUT,
+                         "--cache-dir needs memory for the cache; leave out --cache-memory 0.");
     if (serve->unix_path != NULL && (serve->have_port || serve->have_host))
         return error_set(error, CALLA_BAD_INPUT,
                          "--unix excludes --host and --port; leave out one or the other.");
@@ -96,7 +107,9 @@ static bool run(const struct serve *serve, struct calla_error *error) {
                                 .threads = (int)serve->model.threads,
                                 .policies = serve->model.policies.values,
                                 .policy_count = serve->model.policies.count,
-                                .cache_memory = serve->cache_bytes},
+                                .cache_memory = serve->cache_bytes,
+                                .cache_dir = serve->cache_dir,
+                                .cache_disk = serve->disk_bytes},
                       .sessions = (uint32_t)serve->sessions,
                       .context = (uint32_t)serve->model.context,
                       .queue = (size_t)serve->queue,
@@ -207,6 +220,16 @@ int command_serve(int argc, char **argv) {
                  "most); 0:\n"
                  "every prompt is computed whole",
          .text = &serve.cache_memory},
+        {.name = "cache-dir",
+         .value = "DIR",
+         .help = "keep it in files here too, which survive a restart;\nthey hold what was said, and only "
+                 "their owner may\n"
+                 "read them",
+         .text = &serve.cache_dir},
+        {.name = "cache-disk",
+         .value = "SIZE",
+         .help = "of the files at most (16G)",
+         .text = &serve.cache_disk},
     };
     const struct option log[] = {
         {.name = "log-format",

@@ -52,6 +52,7 @@ struct calla_session {
     float *logits;    /* [vocabulary]: a copy for the caller */
     struct step_record record;
     struct reading reading;
+    uint64_t origin; /* see struct snapshot */
     size_t computed; /* rows that were computed since reading began */
     uint32_t chunk;  /* rows of the chunk of a prompt that is being read and not yet part of what was read */
     struct session_program programs[SESSION_PROGRAMS];

@@ -5,10 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/json.h"
+#include "base/sha256.h"
 #include "base/system.h"
 #include "engine/prefix_cache.h"
 #include "engine/reply_memory.h"
+#include "engine/serving.h"
+#include "engine/snapshot_file.h"
 #include "text/chat_template.h"
 
 #define TEMPLATE_LIMIT ((size_t)4 << 20)
@@ -121,6 +125,20 @@ static uint64_t cache_memory(const struct calla_model *model, const struct calla
     return quarter < MOST_DEFAULT_CACHE ? quarter : MOST_DEFAULT_CACHE;
 }
 
+/* The tokens of replies that were made belong to the cache's folder too. */
+static bool use_replies(struct calla_model *model, const char *folder, struct calla_error *error) {
+    char hex[65];
+    struct buffer path = {0};
+    if (!model_key(model, error))
+        return false;
+    sha256_hex(model->key, hex);
+    buffer_printf(&path, "%s/%.16s.replies", folder, hex);
+    if (!path.failed)
+        reply_memory_use_file(model->replies, path.data, tokenizer_count(model->tokenizer));
+    buffer_free(&path);
+    return true;
+}
+
 static bool open_cache(struct calla_model *model, const struct calla_model_options *options,
                        struct calla_error *error) {
     if (model->backend == NULL)
@@ -129,8 +147,15 @@ static bool open_cache(struct calla_model *model, const struct calla_model_optio
     if (model->replies == NULL)
         return error_memory(error, "the memory of replies", 0);
     uint64_t memory = cache_memory(model, options);
-    return memory == 0 || model->class->snapshot_take == NULL ||
-           (model->cache = prefix_cache_open(model, memory, error)) != NULL;
+    struct snapshot_store_options disk = {.folder = options->cache_dir,
+                                          .limit = options->cache_disk,
+                                          .say = options->cache_log,
+                                          .user = options->cache_user};
+    bool none = memory == 0 || model->class->snapshot_take == NULL;
+    if (none)
+        return true;
+    model->cache = prefix_cache_open(model, memory, &disk, error);
+    return model->cache != NULL && (disk.folder == NULL || use_replies(model, disk.folder, error));
 }
 
 static bool open_backend(struct calla_model *model, const struct calla_model_options *options,
@@ -207,6 +232,10 @@ void calla_model_info(const struct calla_model *model, struct calla_model_info *
     for (uint32_t i = 0; i < layout.kv_count; i++)
         info->bytes_per_position += buffer_shape_bytes(&layout.kv[i]);
     session_layout_free(&layout);
+}
+
+bool cache_tend(struct calla_model *model) {
+    return model->cache != NULL && prefix_cache_tend(model->cache);
 }
 
 void calla_cache_info(const struct calla_model *model, struct calla_cache_info *info) {

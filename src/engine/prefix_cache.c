@@ -2,6 +2,9 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+
+#include "base/system.h"
 
 /* Two stops that are nearer than this are one: a chunk of a few rows costs nearly as much as one of many. */
 #define LEAST_GAP 8
@@ -12,19 +15,24 @@
 #define PARTING_GAP 64
 /* More uses than this say nothing more about a snapshot's worth. */
 #define MOST_USES 8
+/* Of the stops within long texts few go into files. */
+#define FILE_INTERVAL (8 * CACHE_INTERVAL)
+#define CLOSE_SECONDS 10.0
 
 struct prefix_cache {
     struct calla_model *model;
     struct prefix_node root;
     struct prefix_node *newest, *oldest; /* of the nodes with snapshots in memory */
+    struct snapshot_store *store;        /* NULL: none */
     struct calla_session *readers;
     uint64_t clock, orders, changes;
     struct calla_cache_info info;
+    uint32_t least_file; /* tokens that a file must save: one for each megabyte of state */
     int32_t turn_token, think_token, response_token;
 };
 
 struct prefix_cache *prefix_cache_open(struct calla_model *model, uint64_t memory,
-                                       struct calla_error *error) {
+                                       const struct snapshot_store_options *disk, struct calla_error *error) {
     struct prefix_cache *cache = calloc(1, sizeof *cache);
     if (cache == NULL) {
         error_memory(error, "the cache", sizeof *cache);
@@ -35,7 +43,14 @@ struct prefix_cache *prefix_cache_open(struct calla_model *model, uint64_t memor
     cache->turn_token = tokenizer_added(model->tokenizer, "<|im_start|>");
     cache->think_token = tokenizer_added(model->tokenizer, "<think>");
     cache->response_token = tokenizer_added(model->tokenizer, "<tool_response>");
-    return cache;
+    struct calla_model_info info;
+    calla_model_info(model, &info);
+    cache->least_file = (uint32_t)(info.session_bytes >> 20);
+    if (disk->folder == NULL ||
+        (cache->store = snapshot_store_open(model, disk, &cache->root, error)) != NULL)
+        return cache;
+    prefix_cache_close(cache);
+    return NULL;
 }
 
 /* Snapshots in memory */
@@ -63,6 +78,7 @@ static void forget(struct prefix_cache *cache, struct prefix_node *node) {
     cache->info.snapshots--;
     snapshot_free(node->snapshot);
     node->snapshot = NULL;
+    node->wanted = false;
     unlink_node(cache, node);
     update_bytes(cache);
     prefix_tree_prune(node);
@@ -71,6 +87,10 @@ static void forget(struct prefix_cache *cache, struct prefix_node *node) {
 void prefix_cache_close(struct prefix_cache *cache) {
     if (cache == NULL)
         return;
+    double until = system_seconds() + CLOSE_SECONDS;
+    while (cache->store != NULL && prefix_cache_tend(cache) && system_seconds() < until)
+        nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+    snapshot_store_close(cache->store);
     while (cache->newest != NULL)
         forget(cache, cache->newest);
     prefix_tree_free(&cache->root);
@@ -106,7 +126,7 @@ static bool make_room(struct prefix_cache *cache, uint64_t cost, double own) {
         double least_worth = own;
         for (struct prefix_node *node = cache->oldest; node != NULL; node = node->newer) {
             double found = worth(cache, node);
-            if (found < least_worth) {
+            if (!node->writing && found < least_worth) {
                 least = node;
                 least_worth = found;
             }
@@ -127,7 +147,62 @@ static void touch(struct prefix_cache *cache, struct prefix_node *node) {
     link_newest(cache, node);
 }
 
-void prefix_cache_keep(struct prefix_cache *cache, struct calla_session *session) {
+/* Files */
+
+/* The snapshot that this one's file can go on from: *pending if it is not in a file yet but will be. */
+static struct stored_snapshot *find_parent(const struct prefix_node *node, bool *pending) {
+    uint64_t origin = node->snapshot->origin;
+    *pending = false;
+    for (const struct prefix_node *above = node->parent; above != NULL && origin != 0;
+         above = above->parent) {
+        if (above->stored != NULL && above->stored->id == origin)
+            return above->stored;
+        if (above->snapshot != NULL && above->snapshot->id == origin)
+            *pending = above->wanted || above->writing;
+    }
+    return NULL;
+}
+
+/* Has those written that are to be, parents before children. */
+static void offer_wanted(struct prefix_cache *cache) {
+    for (struct prefix_node *node = cache->oldest; node != NULL; node = node->newer) {
+        bool pending;
+        if (!node->wanted || !snapshot_store_ready(cache->store))
+            continue;
+        struct stored_snapshot *parent = find_parent(node, &pending);
+        if (pending)
+            continue;
+        snapshot_store_offer(cache->store, node, parent);
+        node->wanted = false;
+    }
+}
+
+bool prefix_cache_tend(struct prefix_cache *cache) {
+    if (cache->store == NULL)
+        return false;
+    snapshot_store_collect(cache->store);
+    offer_wanted(cache);
+    return !snapshot_store_idle(cache->store);
+}
+
+/* Whether what a file would save is worth its writing. */
+static void want_file(struct prefix_cache *cache, struct prefix_node *node, struct calla_session *session,
+                      bool interval) {
+    if (cache->store == NULL)
+        return;
+    uint32_t base = 0;
+    for (const struct prefix_node *above = node->parent; above != NULL && base == 0; above = above->parent)
+        if (above->stored != NULL || above->wanted || above->writing)
+            base = above->depth;
+    if (node->stored != NULL || node->depth - base < (interval ? FILE_INTERVAL : cache->least_file))
+        return;
+    node->wanted = true;
+    session->origin = node->snapshot->id;
+    node->snapshot->meant_for_file = true;
+    prefix_cache_tend(cache);
+}
+
+static void keep(struct prefix_cache *cache, struct calla_session *session, bool interval) {
     uint32_t position = session->position;
     size_t common;
     if (position == 0 || session->chunk > 0)
@@ -138,6 +213,8 @@ void prefix_cache_keep(struct prefix_cache *cache, struct calla_session *session
             touch(cache, node);
             return;
         }
+        if (node->writing)
+            return;
         forget(cache, node); /* the same with logits takes its place */
         node = prefix_tree_find(&cache->root, session->tokens, position, &common);
     }
@@ -159,26 +236,56 @@ void prefix_cache_keep(struct prefix_cache *cache, struct calla_session *session
     node->used = ++cache->clock;
     link_newest(cache, node);
     update_bytes(cache);
+    want_file(cache, node, session, interval);
+}
+
+void prefix_cache_keep(struct prefix_cache *cache, struct calla_session *session) {
+    keep(cache, session, false);
+}
+
+static bool in_memory(const struct prefix_node *node, size_t count) {
+    return node->snapshot != NULL && (node->depth < count || node->snapshot->logits != NULL);
 }
 
 /* The deepest snapshot on the way to `node` that a text of `count` tokens can begin with. Right at its end
  * only one with logits serves. */
 static struct prefix_node *usable(struct prefix_node *node, size_t count) {
     for (; node != NULL; node = node->parent)
-        if (node->snapshot != NULL && (node->depth < count || node->snapshot->logits != NULL))
+        if (in_memory(node, count) ||
+            (node->stored != NULL && (node->depth < count || node->stored->has_logits)))
             return node;
     return NULL;
 }
 
-/* Brings the session to what is known of the tokens beyond the first `own`; false if it is reset instead. */
+/* From a file. What cannot be read is not there any more; the session is cleared then. */
+static bool load(struct prefix_cache *cache, struct prefix_node *node, struct calla_session *session,
+                 const int32_t *tokens) {
+    uint64_t id = node->stored->id;
+    if (!session_clear(session, NULL) || !snapshot_store_load(cache->store, node->stored, session, tokens)) {
+        session_clear(session, NULL);
+        return false;
+    }
+    session->origin = id;
+    keep(cache, session, false);
+    return true;
+}
+
+/* Brings the session to what is known of the tokens beyond the first `own`; false if it is cleared instead.
+ */
 static bool resume(struct prefix_cache *cache, struct calla_session *session, const int32_t *tokens,
                    size_t count, size_t own, size_t *common) {
-    struct prefix_node *node = usable(prefix_tree_find(&cache->root, tokens, count, common), count);
-    if (node == NULL || node->depth <= own || node->depth > session->context)
-        return true;
-    touch(cache, node);
-    node->uses++;
-    return snapshot_restore(node->snapshot, session, tokens, NULL);
+    for (;;) {
+        struct prefix_node *node = usable(prefix_tree_find(&cache->root, tokens, count, common), count);
+        if (node == NULL || node->depth <= own || node->depth > session->context)
+            return true;
+        touch(cache, node);
+        node->uses++;
+        if (in_memory(node, count))
+            return snapshot_restore(node->snapshot, session, tokens, NULL);
+        if (load(cache, node, session, tokens))
+            return true;
+        own = 0;
+    }
 }
 
 /* Stops */
@@ -273,13 +380,13 @@ uint32_t prefix_cache_stop(const struct calla_session *session) {
 
 void prefix_cache_stopped(struct prefix_cache *cache, struct calla_session *session) {
     struct reading *reading = &session->reading;
-    bool stop =
-        session->position == reading->count || session->position == reading->last_stop + CACHE_INTERVAL;
+    bool stop = session->position == reading->count;
+    bool interval = session->position == reading->last_stop + CACHE_INTERVAL;
     for (size_t i = 0; i < reading->stop_count; i++)
         stop = stop || reading->stops[i] == session->position;
-    if (!stop)
+    if (!stop && !interval)
         return;
-    prefix_cache_keep(cache, session);
+    keep(cache, session, !stop);
     reading->last_stop = session->position;
 }
 
@@ -341,6 +448,7 @@ bool prefix_cache_begin(struct prefix_cache *cache, struct calla_session *sessio
     struct reading *reading = &session->reading;
     size_t common;
     prefix_cache_end(cache, session);
+    prefix_cache_tend(cache);
     bool ok = resume(cache, session, tokens, count, own, &common);
     uint32_t position = ok && session->position >= own ? session->position : 0;
     cache->info.requests++;
@@ -364,8 +472,9 @@ void prefix_cache_catch_up(struct prefix_cache *cache, struct calla_session *ses
         return;
     reading->changes = cache->changes;
     uint32_t position = session->position;
-    struct prefix_node *node =
-        usable(prefix_tree_find(&cache->root, reading->tokens, reading->count, &common), reading->count);
+    struct prefix_node *node = prefix_tree_find(&cache->root, reading->tokens, reading->count, &common);
+    while (node != NULL && !in_memory(node, reading->count))
+        node = node->parent;
     if (node == NULL || node->depth < position + PARTING_GAP || node->depth > session->context)
         return;
     touch(cache, node);
@@ -388,4 +497,14 @@ void prefix_cache_end(struct prefix_cache *cache, struct calla_session *session)
 
 void prefix_cache_info(const struct prefix_cache *cache, struct calla_cache_info *info) {
     *info = cache->info;
+    if (cache->store == NULL)
+        return;
+    struct snapshot_store_info store;
+    snapshot_store_info(cache->store, &store);
+    info->disk_limit = store.limit;
+    info->disk = store.bytes;
+    info->files = store.files;
+    info->written = store.written;
+    info->loaded = store.loaded;
+    info->failed = store.failed;
 }

@@ -8,14 +8,16 @@
 #ifndef CALLA_ENGINE_PREFIX_CACHE_H
 #define CALLA_ENGINE_PREFIX_CACHE_H
 
-#include "engine/prefix_tree.h"
+#include "engine/snapshot_store.h"
 
 #define CACHE_INTERVAL 1024
 
 struct prefix_cache;
 
-struct prefix_cache *prefix_cache_open(struct calla_model *model, uint64_t memory, struct calla_error *error);
-/* When no session of the model is open. */
+/* `disk` without a folder keeps nothing in files. */
+struct prefix_cache *prefix_cache_open(struct calla_model *model, uint64_t memory,
+                                       const struct snapshot_store_options *disk, struct calla_error *error);
+/* When no session of the model is open. Waits some seconds for what is to be written. */
 void prefix_cache_close(struct prefix_cache *cache);
 
 /* The session begins to read these tokens, which stay where they are until it has ended: brings it to the
@@ -34,6 +36,9 @@ void prefix_cache_end(struct prefix_cache *cache, struct calla_session *session)
 /* Whether another session is reading what this one would read next, and will come to a stop where both texts
  * are still the same: waiting for it saves computing the same twice. */
 bool prefix_cache_waits(const struct prefix_cache *cache, const struct calla_session *session);
+
+/* Goes on with what is done in the background: false when there is nothing left to do. */
+bool prefix_cache_tend(struct prefix_cache *cache);
 
 /* Keeps the session as it is, if it is worth the memory. */
 void prefix_cache_keep(struct prefix_cache *cache, struct calla_session *session);

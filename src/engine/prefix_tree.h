@@ -15,6 +15,7 @@ struct prefix_node {
     uint32_t depth; /* tokens from the root to here */
     struct snapshot *snapshot;
     struct stored_snapshot *stored;
+    bool wanted, writing;              /* its snapshot is to be stored, is being stored */
     uint32_t uses;                     /* how often something went on from here */
     uint64_t used;                     /* when it last was of use, by the cache's clock */
     struct prefix_node *newer, *older; /* among the nodes with a snapshot in memory */

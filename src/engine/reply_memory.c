@@ -1,9 +1,14 @@
 #include "engine/reply_memory.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include "base/file.h"
 #include "base/sha256.h"
 
 #define MOST_REPLIES 4096
@@ -24,12 +29,15 @@ struct reply_memory {
     uint32_t buckets[BUCKETS]; /* the first entry, plus 1 */
     size_t oldest, newest;     /* [oldest, newest) are in use, counted on and on */
     size_t bytes;
+    int file; /* records are appended to it; -1: none */
 };
 
 struct reply_memory *reply_memory_new(void) {
     struct reply_memory *memory = calloc(1, sizeof *memory);
-    if (memory != NULL)
-        pthread_mutex_init(&memory->lock, NULL);
+    if (memory == NULL)
+        return NULL;
+    memory->file = -1;
+    pthread_mutex_init(&memory->lock, NULL);
     return memory;
 }
 
@@ -38,6 +46,8 @@ void reply_memory_free(struct reply_memory *memory) {
         return;
     for (size_t i = 0; i < MOST_REPLIES; i++)
         free(memory->entries[i].tokens);
+    if (memory->file >= 0)
+        close(memory->file);
     pthread_mutex_destroy(&memory->lock);
     free(memory);
 }
@@ -67,6 +77,55 @@ static void drop_oldest(struct reply_memory *memory) {
     entry->tokens = NULL;
 }
 
+/* With the lock held. Takes the tokens over. */
+static void put(struct reply_memory *memory, const unsigned char key[32],
+                const unsigned char reasoning[REPLY_DIGEST], int32_t *copy, size_t count) {
+    size_t bytes = count * sizeof *copy;
+    while (memory->newest - memory->oldest == MOST_REPLIES || memory->bytes + bytes > MOST_BYTES)
+        drop_oldest(memory);
+    size_t place = memory->newest++ % MOST_REPLIES;
+    struct entry *entry = &memory->entries[place];
+    *entry = (struct entry){.tokens = copy, .count = count};
+    memcpy(entry->key, key, sizeof entry->key);
+    memcpy(entry->reasoning, reasoning, sizeof entry->reasoning);
+    uint32_t *bucket = bucket_of(memory, entry->key);
+    entry->next = *bucket;
+    *bucket = (uint32_t)place + 1;
+    memory->bytes += bytes;
+}
+
+/* A record: its size in tokens, key, reasoning, tokens, and a digest of all this. */
+enum { RECORD_HEAD = 4 + 32 + REPLY_DIGEST, RECORD_END = 32 };
+
+static size_t record_bytes(size_t count) {
+    return RECORD_HEAD + count * sizeof(int32_t) + RECORD_END;
+}
+
+static void digest_record(const unsigned char *record, size_t count, unsigned char digest[32]) {
+    struct sha256 hash;
+    sha256_start(&hash);
+    sha256_add(&hash, record, RECORD_HEAD + count * sizeof(int32_t));
+    sha256_finish(&hash, digest);
+}
+
+/* With the lock held. One write, so that records of several processes do not mix. */
+static void write_record(const struct reply_memory *memory, const unsigned char key[32],
+                         const unsigned char reasoning[REPLY_DIGEST], const int32_t *tokens, size_t count) {
+    size_t size = record_bytes(count);
+    unsigned char *record = memory->file < 0 ? NULL : malloc(size);
+    if (record == NULL)
+        return;
+    uint32_t stored = (uint32_t)count;
+    memcpy(record, &stored, sizeof stored);
+    memcpy(record + 4, key, 32);
+    memcpy(record + 36, reasoning, REPLY_DIGEST);
+    memcpy(record + RECORD_HEAD, tokens, count * sizeof *tokens);
+    digest_record(record, count, record + size - RECORD_END);
+    while (write(memory->file, record, size) < 0 && errno == EINTR) /* what cannot be written is forgotten */
+        ;
+    free(record);
+}
+
 void reply_memory_add(struct reply_memory *memory, const struct remembered *reply, const int32_t *tokens,
                       size_t count) {
     size_t bytes = count * sizeof *tokens;
@@ -74,19 +133,58 @@ void reply_memory_add(struct reply_memory *memory, const struct remembered *repl
     if (copy == NULL)
         return;
     memcpy(copy, tokens, bytes);
+    unsigned char key[32];
+    make_key(reply, key);
     pthread_mutex_lock(&memory->lock);
-    while (memory->newest - memory->oldest == MOST_REPLIES || memory->bytes + bytes > MOST_BYTES)
-        drop_oldest(memory);
-    size_t place = memory->newest++ % MOST_REPLIES;
-    struct entry *entry = &memory->entries[place];
-    *entry = (struct entry){.tokens = copy, .count = count};
-    make_key(reply, entry->key);
-    memcpy(entry->reasoning, reply->reasoning, sizeof entry->reasoning);
-    uint32_t *bucket = bucket_of(memory, entry->key);
-    entry->next = *bucket;
-    *bucket = (uint32_t)place + 1;
-    memory->bytes += bytes;
+    write_record(memory, key, reply->reasoning, tokens, count);
+    put(memory, key, reply->reasoning, copy, count);
     pthread_mutex_unlock(&memory->lock);
+}
+
+/* Takes in one record of at most `left` bytes; 0 if it is not sound, otherwise its size. */
+static size_t recall(struct reply_memory *memory, const unsigned char *record, size_t left, uint32_t tokens) {
+    uint32_t count;
+    unsigned char digest[32];
+    if (left < record_bytes(1))
+        return 0;
+    memcpy(&count, record, sizeof count);
+    if (count == 0 || count > MOST_BYTES / sizeof(int32_t) || record_bytes(count) > left)
+        return 0;
+    digest_record(record, count, digest);
+    if (memcmp(digest, record + record_bytes(count) - RECORD_END, sizeof digest) != 0)
+        return 0;
+    int32_t *copy = malloc(count * sizeof *copy);
+    if (copy == NULL)
+        return 0;
+    memcpy(copy, record + RECORD_HEAD, count * sizeof *copy);
+    bool known = true;
+    for (uint32_t i = 0; i < count; i++)
+        known = known && copy[i] >= 0 && (uint32_t)copy[i] < tokens;
+    if (known)
+        put(memory, record + 4, record + 36, copy, count);
+    else
+        free(copy);
+    return record_bytes(count);
+}
+
+bool reply_memory_use_file(struct reply_memory *memory, const char *path, uint32_t tokens) {
+    struct buffer bytes = {0};
+    size_t sound = 0, size = 0;
+    if (file_kind(path) == FILE_REGULAR && file_read(path, 2 * MOST_BYTES, &bytes, NULL)) {
+        const unsigned char *data = (const unsigned char *)bytes.data;
+        for (size_t step = 1; step > 0; sound += step)
+            step = recall(memory, data + sound, bytes.size - sound, tokens);
+        size = bytes.size;
+    }
+    buffer_free(&bytes);
+    /* A file that is too large begins anew; what follows a record that is not sound is cut off. */
+    memory->file = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    struct stat status;
+    if (memory->file < 0)
+        return false;
+    bool large =
+        sound > MOST_BYTES || (fstat(memory->file, &status) == 0 && status.st_size > 2 * (off_t)MOST_BYTES);
+    return (sound == size && !large) || ftruncate(memory->file, large ? 0 : (off_t)sound) == 0;
 }
 
 static bool append(struct calla_tokens *tokens, const struct entry *entry) {

@@ -16,6 +16,11 @@ struct reply_memory;
 struct reply_memory *reply_memory_new(void);
 void reply_memory_free(struct reply_memory *memory);
 
+/* Recalls the replies that are in a file, as far as it is sound, and writes down there what comes: replies
+ * outlive the program. Tokens must be below `tokens`. False if the file can be neither read nor written,
+ * which is no harm. */
+bool reply_memory_use_file(struct reply_memory *memory, const char *path, uint32_t tokens);
+
 struct remembered {
     unsigned char said[REPLY_DIGEST], reasoning[REPLY_DIGEST];
     const int32_t *before; /* tokens of the prompt up to the reply, */

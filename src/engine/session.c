@@ -133,6 +133,7 @@ uint32_t calla_session_context(const struct calla_session *session) {
 
 bool session_clear(struct calla_session *session, struct calla_error *error) {
     session->position = 0;
+    session->origin = 0;
     session->chunk = 0;
     session->have_logits = false;
     session->sampled = -1;

@@ -168,6 +168,19 @@ static void add_piece(struct sha256 *hash, const void *bytes, size_t size) {
     sha256_add(hash, digest, sizeof digest);
 }
 
+static void digest_array(const void *bytes, uint64_t size, unsigned char digest[SNAPSHOT_DIGEST]) {
+    struct sha256 hash;
+    sha256_start(&hash);
+    for (uint64_t done = 0; done < size; done += PIECE_BYTES)
+        add_piece(&hash, (const char *)bytes + done,
+                  (size_t)(size - done < PIECE_BYTES ? size - done : PIECE_BYTES));
+    sha256_finish(&hash, digest);
+}
+
+void snapshot_tokens_digest(const int32_t *tokens, size_t count, unsigned char digest[SNAPSHOT_DIGEST]) {
+    digest_array(tokens, count * sizeof *tokens, digest);
+}
+
 /* Writing */
 
 struct writer {
@@ -196,17 +209,9 @@ static bool put(struct writer *writer, const void *bytes, size_t size, struct ca
 
 static bool put_array(struct writer *writer, enum snapshot_section section, const void *bytes, uint64_t size,
                       struct calla_error *error) {
-    struct sha256 hash;
-    sha256_start(&hash);
-    for (uint64_t done = 0; done < size; done += PIECE_BYTES) {
-        size_t piece = (size_t)(size - done < PIECE_BYTES ? size - done : PIECE_BYTES);
-        add_piece(&hash, (const char *)bytes + done, piece);
-        if (!put(writer, (const char *)bytes + done, piece, error))
-            return false;
-    }
     writer->header.bytes[section] = size;
-    sha256_finish(&hash, writer->header.digests[section]);
-    return true;
+    digest_array(bytes, size, writer->header.digests[section]);
+    return put(writer, bytes, (size_t)size, error);
 }
 
 static bool put_buffers(struct writer *writer, enum snapshot_section section, struct walk walk,
@@ -368,11 +373,9 @@ static uint64_t section_at(const struct snapshot_file *file, enum snapshot_secti
     return at;
 }
 
-static bool check_digest(const struct snapshot_file *file, enum snapshot_section section, struct sha256 *hash,
-                         struct calla_error *error) {
-    unsigned char digest[SNAPSHOT_DIGEST];
-    sha256_finish(hash, digest);
-    return memcmp(digest, file->header.digests[section], sizeof digest) == 0 ||
+static bool check_digest(const struct snapshot_file *file, enum snapshot_section section,
+                         const unsigned char digest[SNAPSHOT_DIGEST], struct calla_error *error) {
+    return memcmp(digest, file->header.digests[section], SNAPSHOT_DIGEST) == 0 ||
            error_set(error, CALLA_BAD_INPUT, "%s is damaged: a part of it does not match its digest.",
                      file->file.path);
 }
@@ -380,13 +383,11 @@ static bool check_digest(const struct snapshot_file *file, enum snapshot_section
 static bool get_array(const struct snapshot_file *file, enum snapshot_section section, void *out,
                       struct calla_error *error) {
     uint64_t size = file->header.bytes[section];
-    struct sha256 hash;
-    sha256_start(&hash);
+    unsigned char digest[SNAPSHOT_DIGEST];
     if (!file_read_at(&file->file, section_at(file, section), out, (size_t)size, error))
         return false;
-    for (uint64_t done = 0; done < size; done += PIECE_BYTES)
-        add_piece(&hash, (char *)out + done, (size_t)(size - done < PIECE_BYTES ? size - done : PIECE_BYTES));
-    return check_digest(file, section, &hash, error);
+    digest_array(out, size, digest);
+    return check_digest(file, section, digest, error);
 }
 
 int32_t *snapshot_file_tokens(const struct snapshot_file *file, struct calla_error *error) {
@@ -415,7 +416,9 @@ static bool get_buffers(const struct snapshot_file *file, enum snapshot_section 
         at += walk.size;
     }
     free(piece);
-    return ok && check_digest(file, section, &hash, error);
+    unsigned char digest[SNAPSHOT_DIGEST];
+    sha256_finish(&hash, digest);
+    return ok && check_digest(file, section, digest, error);
 }
 
 bool snapshot_file_read_kv(const struct snapshot_file *file, struct calla_session *session,

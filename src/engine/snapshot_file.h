@@ -59,6 +59,9 @@ bool snapshot_file_read_kv(const struct snapshot_file *file, struct calla_sessio
 bool snapshot_file_read_state(const struct snapshot_file *file, struct calla_session *session,
                               struct calla_error *error);
 
+/* The digest that a file has of its tokens. */
+void snapshot_tokens_digest(const int32_t *tokens, size_t count, unsigned char digest[SNAPSHOT_DIGEST]);
+
 /* The digest that binds a file to the model's weights, the layout of its sessions, the backend and all that
  * decides on its numbers. Computed once. */
 bool model_key(struct calla_model *model, struct calla_error *error);

@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/system.h"
+
 static uint64_t logits_bytes(const struct calla_model *model) {
     return (uint64_t)model->config.vocabulary * sizeof(float);
 }
@@ -38,6 +40,8 @@ struct snapshot *snapshot_take(struct calla_session *session, struct calla_error
     }
     snapshot->model = session->model;
     snapshot->position = session->position;
+    snapshot->id = system_random() | 1;
+    snapshot->origin = session->origin;
     bool ok = true;
     if (session->have_logits) {
         snapshot->logits = malloc((size_t)bytes);
@@ -75,5 +79,6 @@ bool snapshot_restore(const struct snapshot *snapshot, struct calla_session *ses
         return false;
     }
     session_stands(session, tokens, snapshot->position, snapshot->logits != NULL);
+    session->origin = snapshot->meant_for_file ? snapshot->id : snapshot->origin;
     return true;
 }

@@ -10,6 +10,10 @@ struct snapshot {
     struct device_snapshot *device;
     float *logits; /* [vocabulary] after the last token; NULL: the session had none */
     uint32_t position;
+    uint64_t id;     /* no other snapshot has it */
+    uint64_t origin; /* of the last snapshot meant for a file that the session's state came from or went
+                        through; 0: none */
+    bool meant_for_file;
 };
 
 /* Bytes that snapshot_take would add to snapshots_bytes now. */

@@ -117,6 +117,15 @@ static void write_cache(struct buffer *out, const struct calla_cache_info *cache
                 cache->evicted);
     write_count(out, "cache_snapshots", "gauge", "Snapshots in memory.", cache->snapshots);
     write_count(out, "cache_memory_bytes", "gauge", "Memory of the snapshots.", cache->memory);
+    write_count(out, "cache_files_written_total", "counter", "Snapshots that were written to files.",
+                cache->written);
+    write_count(out, "cache_files_loaded_total", "counter", "Files that prompts went on from.",
+                cache->loaded);
+    write_count(out, "cache_files_failed_total", "counter", "Files that could not be written or used.",
+                cache->failed);
+    write_count(out, "cache_files", "gauge", "Files in the cache's folder.", cache->files);
+    write_count(out, "cache_disk_bytes", "gauge", "Their size.", cache->disk);
+    write_count(out, "cache_disk_limit_bytes", "gauge", "What it may grow to.", cache->disk_limit);
     write_count(out, "cache_memory_limit_bytes", "gauge", "What it may grow to.", cache->memory_limit);
 }
 

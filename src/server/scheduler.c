@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/system.h"
 #include "engine/serving.h"
@@ -245,11 +246,32 @@ static void end_waiting(struct waiting *waiting, const struct calla_error *failu
     job_release(job);
 }
 
+/* With the lock held: until something changes, or for a twentieth of a second. */
+static void wait_a_moment(struct scheduler *scheduler) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += 50000000;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    pthread_cond_timedwait(&scheduler->changed, &scheduler->lock, &until);
+}
+
 /* Waits until there is something to do. False when the scheduler stops. */
 static bool wait_for_work(struct scheduler *scheduler) {
     pthread_mutex_lock(&scheduler->lock);
-    while (!scheduler->stopping && scheduler->task_count == 0 && scheduler->view.waiting == 0)
-        pthread_cond_wait(&scheduler->changed, &scheduler->lock);
+    bool tend = true;
+    while (!scheduler->stopping && scheduler->task_count == 0 && scheduler->view.waiting == 0) {
+        if (!tend) {
+            pthread_cond_wait(&scheduler->changed, &scheduler->lock);
+            continue;
+        }
+        pthread_mutex_unlock(&scheduler->lock);
+        tend = cache_tend(scheduler->model);
+        pthread_mutex_lock(&scheduler->lock);
+        calla_cache_info(scheduler->model, &scheduler->view.cache);
+        if (tend && !scheduler->stopping && scheduler->view.waiting == 0)
+            wait_a_moment(scheduler);
+    }
     bool go_on = !scheduler->stopping;
     pthread_mutex_unlock(&scheduler->lock);
     return go_on;
@@ -287,9 +309,15 @@ static bool report_loading(void *user, const char *what, uint64_t done, uint64_t
     return go_on;
 }
 
+static void say_of_cache(void *user, const char *sentence) {
+    log_say(user, "%s", sentence);
+}
+
 static bool load(struct scheduler *scheduler, struct calla_error *error) {
     struct calla_model_options options = scheduler->options.model;
     options.progress = (struct calla_progress){report_loading, scheduler};
+    options.cache_log = say_of_cache;
+    options.cache_user = scheduler->log;
     struct calla_model *model = calla_model_open(&options, error);
     if (model == NULL)
         return false;

@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""Time to the first token of requests whose beginnings were read before, with the cache and without it.
+
+  tools/cache_bench.py -m DIR [--calla build/calla] [--long 8000] [--shared 2000] [--other URL] [-- SERVE OPTIONS...]
+
+Four cases: the second turn of a chat of LONG tokens, another question after a shared system prompt of SHARED tokens, the
+first request again with its last character changed, and the second turn after a restart. With --other the first three
+are also sent to a server that is running already (llama.cpp's, for example). A table in Markdown is printed.
+
+The case without the cache is a server with --cache-memory 0. Only the standard library is needed."""
+
+import argparse
+import json
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+
+WORDS = """time year people way day man thing woman life child world school state family student group country problem hand
+part place case week company system program question work government number night point home water room mother area money
+story fact month lot right study book eye job word business issue side kind head house service friend father power hour""".split()
+
+
+def prose(count, seed):
+    choose = random.Random(seed)
+    return " ".join(choose.choice(WORDS) for _ in range(count))
+
+
+class Served:
+    def __init__(self, binary, model, options):
+        command = [binary, "serve", "-m", model, "--port", "0", *options]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, encoding="utf-8")
+        self.url = None
+        for line in self.process.stderr:
+            if match := re.search(r"http://[^\s/]+:\d+", line):
+                self.url = match[0]
+            if "The model is loaded" in line:
+                break
+        else:
+            sys.exit(f"{' '.join(command)} ended")
+        # Nobody reads the rest; it must not fill the pipe.
+        import threading
+
+        threading.Thread(target=lambda: [None for _ in self.process.stderr], daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait()
+
+
+def ask(url, messages):
+    """(seconds to the first token, tokens of the prompt, cached ones, the message)"""
+    body = {"messages": messages, "max_tokens": 8, "temperature": 0, "stream": True, "enable_thinking": False,
+            "chat_template_kwargs": {"enable_thinking": False}, "stream_options": {"include_usage": True}, "cache_prompt": True}
+    request = urllib.request.Request(url + "/v1/chat/completions", json.dumps(body).encode(),
+                                     {"Content-Type": "application/json"})
+    start, first, text, usage = time.monotonic(), None, "", {}
+    with urllib.request.urlopen(request, timeout=36000) as response:
+        for line in response:
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line[6:])
+            usage = event.get("usage") or usage
+            for choice in event.get("choices", []):
+                delta = choice["delta"].get("content") or choice["delta"].get("reasoning_content") or ""
+                text += delta
+                if first is None and (delta or choice.get("finish_reason")):
+                    first = time.monotonic() - start
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    return first, usage.get("prompt_tokens"), cached, {"role": "assistant", "content": text}
+
+
+def scale(url, tokens):
+    """Words that make about so many tokens."""
+    probe = ask(url, [{"role": "user", "content": prose(100, 99)}])[1] or 130
+    return max(8, int(tokens * 100 / probe))
+
+
+def chat(url, long):
+    return [{"role": "system", "content": prose(scale(url, long), 1)}, {"role": "user", "content": "What is this about?"}]
+
+
+def shared(url, size):
+    return {"role": "system", "content": prose(scale(url, size), 2)}
+
+
+def cases(url, long, size):
+    """Yields (name, numbers) of what a server that runs can do."""
+    messages = chat(url, long)
+    first = ask(url, messages)
+    yield f"first turn, {first[1]} tokens", first
+    second = [*messages, first[3], {"role": "user", "content": "And what follows from it?"}]
+    yield "second turn of it", ask(url, second)
+    system = shared(url, size)
+    ask(url, [system, {"role": "user", "content": "What is the first word?"}])
+    yield "another question, shared system prompt", ask(url, [system, {"role": "user", "content": "Name one verb."}])
+    text = prose(scale(url, long), 3)
+    ask(url, [{"role": "user", "content": text + "a"}])
+    yield "retry, last character changed", ask(url, [{"role": "user", "content": text + "b"}])
+
+
+def main():
+    options = sys.argv[1:]
+    passed = []
+    if "--" in options:
+        at = options.index("--")
+        options, passed = options[:at], options[at + 1 :]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-m", "--model", required=True)
+    parser.add_argument("--calla", default="build/calla")
+    parser.add_argument("--long", type=int, default=8000, help="tokens of the long chat")
+    parser.add_argument("--shared", type=int, default=2000, help="tokens of the shared system prompt")
+    parser.add_argument("--other", metavar="URL", help="a server to compare with")
+    arguments = parser.parse_args(options)
+    columns = {}
+    with tempfile.TemporaryDirectory() as folder:
+        with Served(arguments.calla, arguments.model, ["--cache-dir", folder, *passed]) as server:
+            columns["cache"] = dict(cases(server.url, arguments.long, arguments.shared))
+        with Served(arguments.calla, arguments.model, ["--cache-dir", folder, *passed]) as server:
+            messages = chat(server.url, arguments.long)
+            columns["cache"]["first turn again after a restart"] = ask(server.url, messages)
+    with Served(arguments.calla, arguments.model, ["--cache-memory", "0", *passed]) as server:
+        columns["no cache"] = dict(cases(server.url, arguments.long, arguments.shared))
+        columns["no cache"]["first turn again after a restart"] = next(iter(columns["no cache"].values()))
+    if arguments.other:
+        columns["other"] = dict(cases(arguments.other.rstrip("/"), arguments.long, arguments.shared))
+    print("| time to first token, s | " + " | ".join(columns) + " | cached tokens |")
+    print("|---" * (len(columns) + 2) + "|")
+    for (name, numbers), *others in zip(*(column.items() for column in list(columns.values())[:2])):
+        row = [columns[column].get(name) for column in columns]
+        print(f"| {name} | " + " | ".join("" if n is None else f"{n[0]:.3f}" for n in row) + f" | {numbers[2]} of {numbers[1]} |")
+
+
+if __name__ == "__main__":
+    main()
