@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "base/system.h"
+
 /* In the order in which "auto" takes them; the last needs nothing. */
 static const struct backend_class *const classes[] = {
 #ifdef CALLA_CUDA
@@ -29,4 +31,14 @@ const struct backend_class *backend_find(const char *name, struct calla_error *e
         error_set(error, CALLA_BAD_INPUT,
                   "There is no backend '%s'; this program has auto, cpu, cuda and reference.", name);
     return NULL;
+}
+
+void backend_device(const struct backend_class *class, struct device_facts *facts) {
+    *facts = (struct device_facts){.name = ""};
+    if (class->device != NULL) {
+        class->device(facts);
+        return;
+    }
+    system_processor(facts->name, sizeof facts->name);
+    facts->memory = facts->free = system_memory();
 }

@@ -12,6 +12,12 @@ struct backend_options {
     const struct policy *policy;
 };
 
+/* What computes. */
+struct device_facts {
+    char name[128];
+    uint64_t memory, free; /* bytes that weights and sessions share, and how many are free; 0: unknown */
+};
+
 struct backend;
 struct device_session;
 struct device_snapshot;
@@ -22,6 +28,11 @@ struct backend_class {
     const char *name;
     /* Whether this machine has the device; NULL: always. */
     bool (*available)(struct calla_error *error);
+    /* The device, if it is not this machine's processor with its memory; otherwise NULL. */
+    void (*device)(struct device_facts *facts);
+    /* Bytes a second that the device reads from its memory, measured; 0 with an error when that fails. NULL
+     * where device is. */
+    double (*bandwidth)(struct calla_error *error);
     struct backend *(*open)(const struct backend_options *options, struct calla_error *error);
     void (*close)(struct backend *backend);
     int (*threads)(const struct backend *backend);
@@ -81,6 +92,9 @@ struct backend {
 /* The class of "auto", "cpu", "cuda" or "reference"; NULL with an error that lists the names or says what is
  * missing. "auto" is the first whose device is there. */
 const struct backend_class *backend_find(const char *name, struct calla_error *error);
+
+/* The device of a class, the processor included. */
+void backend_device(const struct backend_class *class, struct device_facts *facts);
 
 extern const struct backend_class reference_backend;
 extern const struct backend_class cpu_backend;

@@ -71,6 +71,7 @@ static bool check_usage(struct bench *bench, const struct bench_flags *flags, st
     bench->class = backend_find(bench->model.backend == NULL ? "auto" : bench->model.backend, error);
     if (bench->class == NULL)
         return false;
+    backend_device(bench->class, &bench->device);
     policy_defaults(&bench->policy, bench->class->name);
     for (size_t i = 0; i < bench->model.policies.count; i++)
         if (!policy_set(&bench->policy, bench->class->name, bench->model.policies.values[i], error))
@@ -129,7 +130,8 @@ static bool print_results(const struct bench *bench, struct bench_outputs *outpu
 /* What the machine can do, and from it what the plan allows. */
 static bool find_limits(struct bench *bench, struct calla_error *error) {
     if (!bench->bandwidth_given && bench->figures != NULL)
-        bench->bandwidth = bandwidth_measure(bench->info.threads, NULL);
+        bench->bandwidth = bench->class->bandwidth != NULL ? bench->class->bandwidth(NULL)
+                                                           : bandwidth_measure(bench->info.threads, NULL);
     for (size_t i = 0; bench->figures != NULL && i < bench->figure_count; i++)
         if (!bench_cost_figure(bench, &bench->figures[i], error))
             return false;

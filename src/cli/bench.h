@@ -66,6 +66,7 @@ struct bench {
     /* The model, from the headers of its files. */
     char *path;
     const struct backend_class *class;
+    struct device_facts device;
     struct policy policy;
     struct config config;
     struct weights weights;

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/system.h"
 #include "cli/bench.h"
 #include "cli/interrupt.h"
 
@@ -131,7 +130,7 @@ bool bench_ablate(struct bench *bench, struct calla_error *error) {
     if (!lengths_merge(&lengths, &bench->lengths[BENCH_DECODE]))
         return error_set(error, CALLA_BAD_INPUT, "--prefill and --decode together name more than %d lengths.",
                          BENCH_MOST_LENGTHS);
-    bool keep = bench->weights.bytes <= system_memory() * 3 / 8;
+    bool keep = bench->weights.bytes <= bench->device.memory * 3 / 8;
     bool ok = bench_contestant_open(bench, &base, error);
     base.flags.quiet = true; /* what there is to say has been said */
     progress_line_start(&bench->line, bench->model.quiet);

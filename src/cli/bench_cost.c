@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/system.h"
 #include "cli/bench.h"
 #include "cli/model_path.h"
 #include "model/forward.h"
@@ -69,7 +68,7 @@ static bool check_length(const struct bench *bench, enum bench_phase phase, uint
     if (needed > context)
         return error_set(error, CALLA_BAD_INPUT, "%s: %u tokens%s do not fit into --context %u.",
                          options[phase], length, more, context);
-    uint64_t bytes, memory = system_memory(), weights = bench->weights.bytes;
+    uint64_t bytes, memory = bench->device.memory, weights = bench->weights.bytes;
     uint32_t rows = length < bench->policy.chunk_rows ? length : bench->policy.chunk_rows;
     if (!session_memory(bench, context, rows, &bytes, error))
         return false;

@@ -2,7 +2,6 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "base/system.h"
 #include "cli/bench.h"
 #include "cli/plot.h"
 
@@ -37,13 +36,12 @@ static void fill_panel(const struct bench *bench, struct plot_panel *panel, enum
 }
 
 bool bench_plot(const struct bench *bench, struct buffer *out) {
-    char processor[128], date[32], subtitle[384];
+    char date[32], subtitle[384];
     time_t now = time(NULL);
     struct tm local;
     if (localtime_r(&now, &local) == NULL || strftime(date, sizeof date, "%Y-%m-%d", &local) == 0)
         date[0] = 0;
-    system_processor(processor, sizeof processor);
-    snprintf(subtitle, sizeof subtitle, "%s, backend %s, %d threads, calla %s, %s", processor,
+    snprintf(subtitle, sizeof subtitle, "%s, backend %s, %d threads, calla %s, %s", bench->device.name,
              bench->class->name, bench->info.threads, CALLA_VERSION, date);
     struct plot_panel *panels = calloc(BENCH_PHASES, sizeof *panels);
     if (panels == NULL)

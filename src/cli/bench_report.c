@@ -22,7 +22,7 @@ static json_t *known_or_null(double value) {
     return value > 0 ? json_real(value) : json_null();
 }
 
-static json_t *machine_json(void) {
+static json_t *machine_json(const struct bench *bench) {
     char processor[128], system[128];
     system_processor(processor, sizeof processor);
     system_name(system, sizeof system);
@@ -30,9 +30,11 @@ static json_t *machine_json(void) {
     const char *feature;
     for (size_t i = 0; (feature = processor_feature(i)) != NULL; i++)
         json_array_append_new(features, json_string(feature));
-    return json_pack("{s:o, s:i, s:i, s:o, s:I, s:o}", "processor", text_or_null(processor), "cores",
-                     system_cores(), "processors", system_processors(), "processor_features", features,
-                     "memory_bytes", (json_int_t)system_memory(), "system", text_or_null(system));
+    return json_pack("{s:s, s:I, s:o, s:i, s:i, s:o, s:I, s:o}", "device", bench->device.name,
+                     "device_memory_bytes", (json_int_t)bench->device.memory, "processor",
+                     text_or_null(processor), "cores", system_cores(), "processors", system_processors(),
+                     "processor_features", features, "memory_bytes", (json_int_t)system_memory(), "system",
+                     text_or_null(system));
 }
 
 static json_t *policy_json(const struct bench *bench) {
@@ -161,7 +163,7 @@ json_t *bench_report(const struct bench *bench) {
                                                          : "unknown");
     return json_pack(
         "{s:{s:s, s:s}, s:s, s:o, s:o, s:s, s:i, s:o, s:o, s:o, s:o, s:f, s:I, s:b, s:o, s:o, s:o, s:o}",
-        "calla", "version", CALLA_VERSION, "compiler", COMPILER, "date", date, "machine", machine_json(),
+        "calla", "version", CALLA_VERSION, "compiler", COMPILER, "date", date, "machine", machine_json(bench),
         "model", model, "backend", bench->class->name, "threads", bench->info.threads, "policy",
         policy_json(bench), "method", method, "bandwidth", bandwidth, "flops_per_second",
         known_or_null(bench->rate), "ready_seconds", bench->ready_seconds, "peak_resident_bytes",

@@ -29,6 +29,8 @@ static void print_heading(const struct bench *bench) {
     int cores = system_cores();
     printf("machine   %s, %d core%s, %.1f GB of memory, %s\n", processor, cores, cores == 1 ? "" : "s",
            (double)system_memory() / 1e9, system);
+    if (bench->class->device != NULL)
+        printf("device    %s, %.1f GB of memory\n", bench->device.name, (double)bench->device.memory / 1e9);
     printf("calla     %s, backend %s, %d thread%s\n", CALLA_VERSION, bench->class->name, bench->info.threads,
            bench->info.threads == 1 ? "" : "s");
     if (bench->peer_info.version[0] != 0)

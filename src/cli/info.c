@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include "backend/backend.h"
-#include "base/system.h"
 #include "cli/commands.h"
 #include "cli/model_flags.h"
 #include "cli/model_path.h"
@@ -87,7 +86,7 @@ static bool scratch_bytes(uint64_t *bytes, const struct config *config, const st
 
 static json_t *describe_memory(const struct calla_model_info *info, const struct weights *weights,
                                uint32_t asked, uint64_t scratch) {
-    uint64_t memory = system_memory();
+    uint64_t memory = info->memory_bytes;
     uint64_t fixed = weights->bytes + info->session_bytes + scratch;
     uint64_t least = fixed + info->bytes_per_position * (asked == 0 ? 1 : asked);
     return json_pack("{s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "weight_bytes", (json_int_t)weights->bytes,
@@ -98,13 +97,13 @@ static json_t *describe_memory(const struct calla_model_info *info, const struct
                      describe_contexts(info, asked, fixed, memory));
 }
 
-static json_t *describe_backend(const char *backend) {
+static json_t *describe_backend(const struct calla_model_info *info) {
     json_t *features = json_array();
     const char *feature;
     for (size_t i = 0; (feature = processor_feature(i)) != NULL; i++)
         json_array_append_new(features, json_string(feature));
-    return json_pack("{s:s, s:i, s:o}", "name", backend, "processors", (int)sysconf(_SC_NPROCESSORS_ONLN),
-                     "processor_features", features);
+    return json_pack("{s:s, s:s, s:i, s:o}", "name", info->backend, "device", info->device, "processors",
+                     (int)sysconf(_SC_NPROCESSORS_ONLN), "processor_features", features);
 }
 
 static json_t *describe_policies(const struct policy *policy, const char *backend) {
@@ -187,8 +186,8 @@ static json_t *describe(const struct model_flags *flags, const char *path, struc
                       "architecture", describe_architecture(&subject.config, &subject.weights), "memory",
                       describe_memory(info, &subject.weights, (uint32_t)flags->context, subject.scratch),
                       "tokenizer", describe_tokenizer(subject.model, info, &subject.config), "sampling",
-                      describe_sampling(subject.model), "backend", describe_backend(info->backend),
-                      "policies", describe_policies(&subject.policy, info->backend));
+                      describe_sampling(subject.model), "backend", describe_backend(info), "policies",
+                      describe_policies(&subject.policy, info->backend));
         if (description == NULL)
             error_set(error, CALLA_BAD_INPUT, "%s cannot be described: a name in it is not UTF-8.", path);
     }
@@ -224,7 +223,7 @@ static void print_memory(const json_t *memory) {
     printf("  KV cache          %s a token\n",
            bytes_text(text, number_of(memory, "kv_cache_bytes_per_token")));
     bool known = json_is_integer(json_object_get(memory, "machine_bytes"));
-    printf("  this machine      %s\n",
+    printf("  of the device     %s\n",
            known ? bytes_text(text, number_of(memory, "machine_bytes")) : "unknown");
     size_t index;
     json_t *entry;
@@ -286,8 +285,9 @@ static void print_description(json_t *description) {
         printf("  %-18s %g\n", key, json_number_value(entry));
 
     const json_t *backend = json_object_get(description, "backend");
-    printf("\nBackend\n  name              %s\n  processors        %lld\n  features         ",
-           text_of(backend, "name"), number_of(backend, "processors"));
+    printf("\nBackend\n  name              %s\n  device            %s\n  processors        %lld\n  features  "
+           "       ",
+           text_of(backend, "name"), text_of(backend, "device"), number_of(backend, "processors"));
     json_array_foreach(json_object_get(backend, "processor_features"), index, entry)
         printf(" %s", json_string_value(entry));
     printf("\n\nPolicies (--policy NAME=VALUE)\n");

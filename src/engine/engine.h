@@ -18,6 +18,7 @@ struct calla_model {
     struct weights weights;
     struct policy policy;
     const struct backend_class *class;
+    struct device_facts device;
     struct backend *backend; /* NULL: opened for its tokenizer only */
     int32_t end_tokens[CONFIG_MAX_END_TOKENS + 1];
     uint32_t end_token_count;

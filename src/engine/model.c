@@ -118,7 +118,7 @@ bool model_is_end_token(const struct calla_model *model, int32_t token) {
 #define MOST_DEFAULT_CACHE ((uint64_t)8 << 30)
 
 static uint64_t cache_memory(const struct calla_model *model, const struct calla_model_options *options) {
-    uint64_t memory = system_memory();
+    uint64_t memory = model->device.memory;
     if (options->cache_memory != CALLA_CACHE_DEFAULT)
         return options->cache_memory;
     uint64_t quarter = memory > model->weights.bytes ? (memory - model->weights.bytes) / 4 : 0;
@@ -163,6 +163,7 @@ static bool open_backend(struct calla_model *model, const struct calla_model_opt
     model->class = backend_find(options->backend == NULL ? "auto" : options->backend, error);
     if (model->class == NULL)
         return false;
+    backend_device(model->class, &model->device);
     policy_defaults(&model->policy, model->class->name);
     for (size_t i = 0; i < options->policy_count; i++)
         if (!policy_set(&model->policy, model->class->name, options->policies[i], error))
@@ -214,6 +215,8 @@ void calla_model_info(const struct calla_model *model, struct calla_model_info *
     info->name = model->name;
     info->backend = model->class->name;
     info->threads = model->backend == NULL ? 0 : model->class->threads(model->backend);
+    info->device = model->device.name;
+    info->memory_bytes = model->device.memory;
     info->vocabulary = model->config.vocabulary;
     info->tokens = tokenizer_count(model->tokenizer);
     info->layers = model->config.layers;

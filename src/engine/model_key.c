@@ -7,7 +7,6 @@
 #include <sys/stat.h>
 
 #include "base/sha256.h"
-#include "base/system.h"
 #include "engine/snapshot_file.h"
 
 #define SAMPLES 4
@@ -77,14 +76,13 @@ static bool add_layout(struct sha256 *hash, const struct calla_model *model, str
 
 static void add_policy(struct sha256 *hash, const struct calla_model *model) {
     const char *name;
-    char value[32], processor[256];
+    char value[32];
     bool applies;
     for (size_t i = 0; policy_describe(&model->policy, model->class->name, i, &name, value, &applies); i++) {
         add_text(hash, name);
         add_text(hash, value);
     }
-    system_processor(processor, sizeof processor);
-    add_text(hash, processor);
+    add_text(hash, model->device.name);
 }
 
 bool model_key(struct calla_model *model, struct calla_error *error) {

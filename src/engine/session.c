@@ -9,18 +9,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/system.h"
 #include "engine/prefix_cache.h"
 
 /* Without a wish, a session may grow to half of the memory that the weights leave. */
 static uint32_t default_context(const struct calla_model *model) {
     struct calla_model_info info;
     calla_model_info(model, &info);
-    uint64_t memory = system_memory();
-    if (memory == 0 || info.bytes_per_position == 0)
+    if (info.memory_bytes == 0 || info.bytes_per_position == 0)
         return info.context_limit;
-    uint64_t left = memory > info.weight_bytes ? (memory - info.weight_bytes) / 2 : 0;
-    uint64_t fits = left / info.bytes_per_position;
+    uint64_t left = info.memory_bytes > info.weight_bytes ? info.memory_bytes - info.weight_bytes : 0;
+    if (model->class->device != NULL) { /* nothing is there that gives way */
+        struct device_facts now;
+        backend_device(model->class, &now);
+        left = now.free;
+    }
+    uint64_t fits = left / 2 / info.bytes_per_position;
     if (fits < 4096)
         fits = 4096;
     return fits < info.context_limit ? (uint32_t)fits : info.context_limit;

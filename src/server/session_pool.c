@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include "base/error.h"
-#include "base/system.h"
 #include "server/scheduler.h"
 
 struct place {
@@ -21,7 +20,7 @@ struct session_pool {
 };
 
 static uint64_t memory_left(const struct calla_model_info *info) {
-    uint64_t memory = system_memory(), taken = info->weight_bytes + info->cache_memory;
+    uint64_t memory = info->memory_bytes, taken = info->weight_bytes + info->cache_memory;
     return memory > taken ? memory - taken : 0;
 }
 
@@ -38,8 +37,7 @@ static uint32_t share_of_context(const struct calla_model_info *info, uint32_t s
 
 static uint32_t sessions_that_fit(const struct calla_model_info *info, uint32_t context) {
     uint64_t each = info->session_bytes + info->bytes_per_position * context;
-    uint64_t memory = system_memory();
-    if (memory == 0 || each == 0)
+    if (info->memory_bytes == 0 || each == 0)
         return SCHEDULER_SESSIONS;
     uint64_t fit = memory_left(info) / 4 * 3 / each;
     return fit < 1 ? 1 : fit < SCHEDULER_SESSIONS ? (uint32_t)fit : SCHEDULER_SESSIONS;
@@ -64,7 +62,7 @@ struct session_pool *session_pool_open(struct calla_model *model, uint32_t sessi
     calla_model_info(model, &info);
     pool->model = model;
     pool->context = context;
-    if (context == 0 && sessions > 0 && system_memory() > 0)
+    if (context == 0 && sessions > 0 && info.memory_bytes > 0)
         pool->context = share_of_context(&info, sessions);
     struct calla_session *first = open_one(pool, error);
     if (first == NULL) {

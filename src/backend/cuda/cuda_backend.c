@@ -1,13 +1,10 @@
-/* The CUDA backend: the device, its errors, its memory. */
+/* The CUDA backend: its class, its errors, its memory. */
 #include "backend/cuda/cuda_backend.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* The oldest devices whose instructions the kernels use: bfloat16 matrix units, asynchronous copies. */
-#define OLDEST_MAJOR 8
 
 bool cuda_failed(cudaError_t status, const char *what, struct calla_error *error) {
     return error_set(error, status == cudaErrorMemoryAllocation ? CALLA_OUT_OF_MEMORY : CALLA_DEVICE,
@@ -51,31 +48,6 @@ void cuda_release(struct cuda_memory *memory) {
     *memory = (struct cuda_memory){.data = NULL};
 }
 
-static bool cuda_available(struct calla_error *error) {
-    int count = 0, major = 0, minor = 0;
-    cudaError_t status = cudaGetDeviceCount(&count);
-    if (status == cudaSuccess && count > 0)
-        status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
-    if (status == cudaSuccess && count > 0)
-        status = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0);
-    if (status == cudaErrorInsufficientDriver)
-        return error_set(error, CALLA_DEVICE,
-                         "There is no NVIDIA driver that this program can use: install one for CUDA %d.%d or "
-                         "newer, or use --backend cpu.",
-                         CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
-    if (status == cudaErrorNoDevice || (status == cudaSuccess && count == 0))
-        return error_set(error, CALLA_DEVICE,
-                         "There is no NVIDIA GPU that CUDA can use here: use --backend cpu.");
-    if (status != cudaSuccess)
-        return cuda_failed(status, "looking for a GPU", error);
-    if (major < OLDEST_MAJOR)
-        return error_set(
-            error, CALLA_DEVICE,
-            "The GPU is of compute capability %d.%d; %d.0 or newer is needed: use --backend cpu.", major,
-            minor, OLDEST_MAJOR);
-    return true;
-}
-
 static cudaError_t describe_device(struct cuda_backend *backend) {
     struct cuda_device *device = &backend->device;
     const struct {
@@ -88,10 +60,9 @@ static cudaError_t describe_device(struct cuda_backend *backend) {
     cudaError_t status = cudaSetDevice(device->ordinal);
     for (size_t i = 0; status == cudaSuccess && i < sizeof facts / sizeof *facts; i++)
         status = cudaDeviceGetAttribute(facts[i].value, facts[i].attribute, device->ordinal);
-    struct cudaDeviceProp properties;
-    if (status == cudaSuccess &&
-        (status = cudaGetDeviceProperties(&properties, device->ordinal)) == cudaSuccess)
-        snprintf(backend->name, sizeof backend->name, "%.63s", properties.name);
+    struct device_facts known;
+    cuda_device_facts(&known);
+    snprintf(backend->name, sizeof backend->name, "%.63s", known.name);
     return status;
 }
 
@@ -140,6 +111,8 @@ static int cuda_threads(const struct backend *base) {
 const struct backend_class cuda_backend = {
     .name = "cuda",
     .available = cuda_available,
+    .device = cuda_device_facts,
+    .bandwidth = cuda_bandwidth,
     .open = cuda_open,
     .close = cuda_close,
     .threads = cuda_threads,

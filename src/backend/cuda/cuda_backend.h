@@ -55,6 +55,11 @@ bool cuda_usable(const struct cuda_backend *backend, struct calla_error *error);
 bool cuda_allocate(struct cuda_memory *memory, uint64_t size, const char *what, struct calla_error *error);
 void cuda_release(struct cuda_memory *memory);
 
+/* cuda_facts.c */
+bool cuda_available(struct calla_error *error);
+void cuda_device_facts(struct device_facts *facts);
+double cuda_bandwidth(struct calla_error *error);
+
 /* cuda_upload.c */
 bool cuda_load(struct backend *base, struct weights *weights, const struct calla_progress *progress,
                struct calla_error *error);
