@@ -58,9 +58,9 @@ _Static_assert(sizeof(enum dtype) == sizeof(uint32_t) && sizeof(enum matrix_oper
 
 /* In the order in which they are printed. */
 static const struct choice choices[] = {
-    {FIELD(dequant_in_gemm), .kind = CHOICE_SWITCH, .backends = GPU},
+    {FIELD(dequant_in_gemm), .kind = CHOICE_SWITCH, .backends = METAL},
     {FIELD(device_routing), .kind = CHOICE_SWITCH, .backends = GPU},
-    {FIELD(expert_tile), .kind = CHOICE_NUMBER, .backends = GPU, .least = 16, .most = 32,
+    {FIELD(expert_tile), .kind = CHOICE_NUMBER, .backends = METAL, .least = 16, .most = 32,
      .power_of_two = true},
     {FIELD(delta_scan), .kind = CHOICE_NAME, .backends = GPU, .names = scan_names},
     {FIELD(chunk_rows), .kind = CHOICE_NUMBER, .backends = EVERY, .least = 1, .most = 8192},
@@ -73,9 +73,9 @@ static const struct choice choices[] = {
     {FIELD(fuse_delta_conv), .kind = CHOICE_SWITCH, .backends = EVERY},
     {FIELD(fuse_projections), .kind = CHOICE_SWITCH, .backends = EVERY},
     {FIELD(fuse_norm), .kind = CHOICE_SWITCH, .backends = EVERY},
-    {FIELD(kv_coalesced), .kind = CHOICE_SWITCH, .backends = GPU},
-    {FIELD(gqa_pack), .kind = CHOICE_NUMBER, .backends = GPU, .least = 1, .most = 4, .power_of_two = true},
-    {FIELD(attention_split), .kind = CHOICE_NUMBER, .backends = GPU, .least = 0, .most = 1u << 30,
+    {FIELD(kv_coalesced), .kind = CHOICE_SWITCH, .backends = METAL},
+    {FIELD(gqa_pack), .kind = CHOICE_NUMBER, .backends = METAL, .least = 1, .most = 4, .power_of_two = true},
+    {FIELD(attention_split), .kind = CHOICE_NUMBER, .backends = METAL, .least = 0, .most = 1u << 30,
      .off = 1u << 30},
     {FIELD(speculate), .kind = CHOICE_SWITCH, .backends = EVERY},
     {FIELD(kv_dtype), .kind = CHOICE_NAME, .backends = EVERY, .names = kv_names},

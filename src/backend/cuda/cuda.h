@@ -62,6 +62,7 @@ struct cuda_op {
     struct op op;
     struct cuda_view views[OP_MAX_OPERANDS];
     struct cuda_mailbox mailbox; /* OP_SAMPLE */
+    void *pinned;                /* the op's own memory of the host, which its kernel asked for */
 };
 
 struct cuda_device {
@@ -82,6 +83,7 @@ struct cuda_kernel {
     bool (*fits)(const struct cuda_op *op, const struct cuda_device *device); /* NULL: any op of the kind */
     cuda_workspace *workspace;                                                /* NULL: none */
     cuda_launcher *launch;
+    cuda_workspace *pinned; /* bytes of the host's memory for as long as the program lives; NULL: none */
 };
 
 #ifdef __cplusplus

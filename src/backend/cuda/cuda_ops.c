@@ -1,6 +1,7 @@
 /* Which kernels compute an op: for each kind a list, of which the first that fits is taken. */
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/generic.h"
+#include "backend/cuda/host_sort.h"
 
 #define MAX_KERNELS 6
 
@@ -20,7 +21,8 @@ static const struct cuda_kernel kernels[OP_KIND_COUNT][MAX_KERNELS] = {
     [OP_QK_PREP] = {{NULL, NULL, cuda_generic_qk_prep}},
     [OP_ATTENTION] = {{NULL, NULL, cuda_generic_attention}},
     [OP_ROUTER] = {{NULL, cuda_generic_input_workspace, cuda_generic_router}},
-    [OP_EXPERT_SORT] = {{NULL, NULL, cuda_generic_expert_sort}},
+    [OP_EXPERT_SORT] = {{cuda_host_sort_fits, NULL, cuda_host_sort, cuda_host_sort_pinned},
+                        {NULL, NULL, cuda_generic_expert_sort}},
     [OP_EXPERT_LINEAR] = {{NULL, NULL, cuda_generic_expert_linear}},
     [OP_SWIGLU] = {{NULL, NULL, cuda_generic_swiglu}},
     [OP_EXPERT_COMBINE] = {{NULL, NULL, cuda_generic_expert_combine}},

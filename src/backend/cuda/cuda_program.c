@@ -23,6 +23,7 @@ struct cuda_program {
     uint64_t scratch_bytes; /* of all buffers and workspaces */
     const void *scratch_base;
     cudaGraphExec_t graph;
+    char *pinned;                     /* what ops need of the host's memory, 64 bytes aligned */
     uint32_t samples;                 /* sampling ops: each moves the record on */
     bool posts_token;                 /* the last op samples into element 0 of STEP_TOKENS */
     uint64_t cache_rows, cache_limit; /* of the op that needs the cache most; 0: none does */
@@ -40,6 +41,7 @@ void cuda_program_free(struct program *base) {
         cudaStreamSynchronize(program->backend->stream);
         cudaGraphExecDestroy(program->graph);
     }
+    cudaFreeHost(program->pinned);
     free(program->scratch);
     free(program->workspaces);
     free((void *)program->kernels);
@@ -222,6 +224,28 @@ static bool lay_out(struct cuda_program *program, const struct plan *plan, struc
     return true;
 }
 
+/* The host's memory of the ops that need some. */
+static bool allocate_pinned(struct cuda_program *program, struct calla_error *error) {
+    uint64_t bytes = 0;
+    for (int place = 0; place < 2; place++) {
+        for (uint32_t i = 0; i < program->op_count; i++) {
+            struct cuda_op *op = &program->ops[i];
+            if (program->kernels[i]->pinned == NULL)
+                continue;
+            if (place)
+                op->pinned = program->pinned + bytes;
+            bytes += (program->kernels[i]->pinned(op, &program->backend->device) + 63) / 64 * 64;
+        }
+        if (bytes == 0 || place)
+            return true;
+        cudaError_t status = cudaMallocHost((void **)&program->pinned, (size_t)bytes);
+        if (status != cudaSuccess)
+            return cuda_failed(status, "memory of the host for a plan", error);
+        bytes = 0;
+    }
+    return true;
+}
+
 struct program *cuda_compile(struct device_session *base, const struct plan *plan,
                              struct calla_error *error) {
     struct cuda_session *session = (struct cuda_session *)base;
@@ -242,8 +266,8 @@ struct program *cuda_compile(struct device_session *base, const struct plan *pla
     if (program->ops == NULL || program->kernels == NULL || program->workspaces == NULL ||
         program->scratch == NULL)
         error_memory(error, "a program", count * sizeof *program->ops);
-    else if (check_ops(program, plan, error) && lay_out(program, plan, error) && bind_ops(program, error) &&
-             record(program, error))
+    else if (check_ops(program, plan, error) && lay_out(program, plan, error) &&
+             allocate_pinned(program, error) && bind_ops(program, error) && record(program, error))
         return (struct program *)program;
     cuda_program_free((struct program *)program);
     return NULL;

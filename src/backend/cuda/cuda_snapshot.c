@@ -1,5 +1,6 @@
 /* Snapshots of sessions: copies on the device, in one allocation, of the state and of the rows of keys and
- * values that are in use. */
+ * values that are in use. Memory is taken and given back in the order of the stream, so that nothing waits.
+ */
 #include "backend/binding.h"
 #include "backend/cuda/cuda_backend.h"
 
@@ -39,10 +40,10 @@ void cuda_snapshot_free(struct device_snapshot *base) {
     if (snapshot == NULL)
         return;
     snapshot->backend->snapshot_bytes -= snapshot->memory.size;
-    cudaStreamSynchronize(snapshot->backend->stream);
     if (snapshot->taken != NULL)
         cudaEventDestroy(snapshot->taken);
-    cuda_release(&snapshot->memory);
+    if (snapshot->memory.data != NULL)
+        cudaFreeAsync(snapshot->memory.data, snapshot->backend->stream);
     free(snapshot->buffers);
     free(snapshot->kv_row_bytes);
     free(snapshot);
@@ -62,11 +63,15 @@ static bool take(struct cuda_snapshot *snapshot, const struct cuda_session *sess
                              "A snapshot of %u positions was asked for; the session has fewer.",
                              snapshot->positions);
     uint64_t bytes = cuda_snapshot_cost((const struct device_session *)session, snapshot->positions);
-    if (!cuda_allocate(&snapshot->memory, bytes, "a snapshot", error))
-        return false;
+    cudaError_t status = cudaMallocAsync(&snapshot->memory.data, (size_t)bytes + 1, backend->stream);
+    if (status == cudaErrorMemoryAllocation)
+        cudaGetLastError(); /* others may still find room */
+    if (status != cudaSuccess)
+        return cuda_failed(status, "memory for a snapshot", error);
+    snapshot->memory.size = bytes;
     backend->snapshot_bytes += bytes;
     char *next = snapshot->memory.data;
-    cudaError_t status = cudaEventCreateWithFlags(&snapshot->taken, cudaEventDisableTiming);
+    status = cudaEventCreateWithFlags(&snapshot->taken, cudaEventDisableTiming);
     for (uint32_t i = 0; i < session->state_count + session->kv_count && status == cudaSuccess; i++) {
         bool is_state = i < session->state_count;
         uint32_t kv = i - session->state_count;

@@ -4,8 +4,8 @@
 #include "backend/cuda/kernels/launch.cuh"
 
 #define BLOCK 512
-#define BLOCKS (132 * 16)
-#define LOADS 8
+#define BLOCKS (132 * 32)
+#define LOADS 4
 
 __global__ static void read_memory(uint4 *memory, uint64_t count) {
     uint64_t step = static_cast<uint64_t>(gridDim.x) * BLOCK;
@@ -13,7 +13,7 @@ __global__ static void read_memory(uint4 *memory, uint64_t count) {
     for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * BLOCK + threadIdx.x; i < count; i += step * LOADS) {
         uint4 values[LOADS];
         for (int j = 0; j < LOADS; j++)
-            values[j] = i + j * step < count ? __ldcs(memory + i + j * step) : make_uint4(0, 0, 0, 0);
+            values[j] = i + j * step < count ? memory[i + j * step] : make_uint4(0, 0, 0, 0);
         for (int j = 0; j < LOADS; j++)
             sum |= values[j].x | values[j].y | values[j].z | values[j].w;
     }

@@ -1,0 +1,76 @@
+/* Sorting the chosen experts on the host, for the policy device_routing=off: the device waits until the ids
+ * have come to the host, have been sorted there and are back. What this costs is what routing on the device
+ * is worth. */
+#include "backend/cuda/host_sort.h"
+
+/* What the host's function finds, in pinned memory: this, then ids, starts and order. */
+struct sort {
+    uint32_t experts, pairs;
+};
+
+static int32_t *ids_of(struct sort *sort) {
+    return (int32_t *)(sort + 1);
+}
+
+static int32_t *starts_of(struct sort *sort) {
+    return ids_of(sort) + sort->pairs;
+}
+
+static int32_t *order_of(struct sort *sort) {
+    return starts_of(sort) + sort->experts + 1;
+}
+
+/* ids[pairs] -> starts[experts + 1], order[pairs]: a stable counting sort. Ids that are no experts, which
+ * nothing computes, would be left out. */
+static void sort_pairs(void *argument) {
+    struct sort *sort = argument;
+    int32_t *ids = ids_of(sort), *starts = starts_of(sort), *order = order_of(sort);
+    for (uint32_t e = 0; e <= sort->experts; e++)
+        starts[e] = 0;
+    for (uint32_t p = 0; p < sort->pairs; p++)
+        if ((uint32_t)ids[p] < sort->experts)
+            starts[ids[p] + 1]++;
+    for (uint32_t e = 0; e < sort->experts; e++)
+        starts[e + 1] += starts[e];
+    for (uint32_t p = 0; p < sort->pairs; p++)
+        if ((uint32_t)ids[p] < sort->experts)
+            order[starts[ids[p]]++] = (int32_t)p;
+    for (uint32_t e = sort->experts; e > 0; e--)
+        starts[e] = starts[e - 1];
+    starts[0] = 0;
+}
+
+bool cuda_host_sort_fits(const struct cuda_op *op, const struct cuda_device *device) {
+    (void)op;
+    return !device->policy->device_routing;
+}
+
+static uint64_t pairs_of(const struct cuda_op *op) {
+    return (uint64_t)op->views[0].rows * op->views[0].columns;
+}
+
+uint64_t cuda_host_sort_pinned(const struct cuda_op *op, const struct cuda_device *device) {
+    (void)device;
+    return sizeof(struct sort) + (2 * pairs_of(op) + op->op.constants.experts + 1) * sizeof(int32_t);
+}
+
+cudaError_t cuda_host_sort(const struct cuda_op *op, const struct cuda_device *device, void *workspace,
+                           cudaStream_t stream) {
+    (void)device;
+    (void)workspace;
+    const struct cuda_view *ids = &op->views[0], *starts = &op->views[1], *order = &op->views[2];
+    struct sort *sort = op->pinned;
+    *sort = (struct sort){.experts = op->op.constants.experts, .pairs = (uint32_t)pairs_of(op)};
+    size_t width = ids->columns * sizeof(int32_t);
+    cudaError_t status = cudaMemcpy2DAsync(ids_of(sort), width, ids->data, ids->stride * sizeof(int32_t),
+                                           width, ids->rows, cudaMemcpyDeviceToHost, stream);
+    if (status == cudaSuccess)
+        status = cudaLaunchHostFunc(stream, sort_pairs, sort);
+    if (status == cudaSuccess)
+        status = cudaMemcpyAsync(starts->data, starts_of(sort), starts->columns * sizeof(int32_t),
+                                 cudaMemcpyHostToDevice, stream);
+    if (status == cudaSuccess)
+        status = cudaMemcpyAsync(order->data, order_of(sort), sort->pairs * sizeof(int32_t),
+                                 cudaMemcpyHostToDevice, stream);
+    return status;
+}
