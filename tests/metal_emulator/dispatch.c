@@ -184,14 +184,15 @@ static void set_constants(const struct metal_pipeline *pipeline) {
             constant->derive();
             continue;
         }
+        size_t size = constant->type == EMULATOR_BOOL                                         ? 1
+                      : constant->type == EMULATOR_SHORT || constant->type == EMULATOR_USHORT ? 2
+                                                                                              : 4;
         *constant->defined = false;
+        memset(constant->value, 0, size);
         for (uint32_t i = 0; i < pipeline->constant_count; i++) {
             const struct metal_constant *given = &pipeline->constants[i];
             if (given->index != constant->index)
                 continue;
-            size_t size = constant->type == EMULATOR_BOOL                                         ? 1
-                          : constant->type == EMULATOR_SHORT || constant->type == EMULATOR_USHORT ? 2
-                                                                                                  : 4;
             memcpy(constant->value, &given->value, size);
             *constant->defined = true;
         }

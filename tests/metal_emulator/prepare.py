@@ -417,12 +417,13 @@ def constant(source, i, end, constants, syntax):
         )
         return end
     equals = next((k for k in range(i, end) if tokens[k].text == "="), None)
-    names = {name for name, *_ in constants}
+    # is_function_constant_defined(x) is a macro, x__defined by now.
+    names = {spelled for name, _ in constants for spelled in (name, name + "__defined")}
     if equals is not None and any(tokens[k].text in names for k in range(equals, end)):
         name = tokens[equals - 1].text
         start = i + 2 if tokens[i + 1].text == "const" else i + 1
         type_ = source.span(start, equals - 2)
-        value = re.sub(r"is_function_constant_defined\s*\(\s*(\w+)\s*\)", r"\1__defined", source.span(equals + 1, end - 1))
+        value = source.span(equals + 1, end - 1)
         constants.append((name, -1))
         source.replace(
             tokens[i].start,

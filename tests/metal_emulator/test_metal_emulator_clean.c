@@ -396,6 +396,48 @@ static void test_cooperative_inputs(void **state) {
     }
 }
 
+static void test_idioms(void **state) {
+    (void)state;
+    struct {
+        uint32_t rows;
+        float scale, unused[2], shift[4];
+    } given = {1, 2.0f, {0, 0}, {0.5f, 0, 0, 0}};
+    uint16_t codes[32];
+    uint32_t packed[64];
+    float extra[32], y[32][4];
+    for (uint32_t i = 0; i < 32; i++) {
+        codes[i] = (uint16_t)(i * 2654435761u >> 13);
+        packed[2 * i] = 0x3f803f80u + i;
+        packed[2 * i + 1] = 0;
+        extra[i] = 10.0f * (float)i;
+        for (int j = 0; j < 4; j++)
+            y[i][j] = (float)(codes[i] >> 4 * j & 15) * given.scale + given.shift[j];
+    }
+    for (uint64_t seed = 0; seed < SEEDS; seed++)
+        for (int with_extra = 0; with_extra < 2; with_extra++) {
+            struct gpu gpu = gpu_open(seed);
+            const struct metal_constant constants[] = {
+                {.index = 0, .type = METAL_BOOL, .value.boolean = with_extra == 1},
+                {.index = 1, .type = METAL_FLOAT, .value.real = 1.0f}};
+            set_pipeline(&gpu, "idioms", constants, with_extra ? 1 : 2); /* the bonus is given or not */
+            set_buffer(&gpu, 0, sizeof codes, METAL_READ, codes);
+            set_buffer(&gpu, 1, sizeof packed, METAL_READ, packed);
+            const float *out = set_buffer(&gpu, 2, 128, METAL_WRITE | METAL_ALL, NULL);
+            metal_set_bytes(gpu.commands, 3, &given, sizeof given);
+            if (with_extra)
+                set_buffer(&gpu, 4, sizeof extra, METAL_READ, extra);
+            dispatch(&gpu, 1, 32);
+            for (int i = 0; i < 32; i++) {
+                /* tile[31 - i][j] is y[31 - i][j]; row[i][3 - j] is y[31 - i][j]: they cancel. */
+                float expected = y[i][0] + 2 * y[i][1] + 3 * y[i][2] + 4 * y[i][3] +
+                                 (with_extra ? 2.0f : 1.0f) + (with_extra ? extra[i] : 0.0f);
+                if (out[i] != expected)
+                    fail_msg("seed %d, lane %d: %g instead of %g", (int)seed, i, out[i], expected);
+            }
+            gpu_close(&gpu);
+        }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_simdgroup_functions),
@@ -408,6 +450,7 @@ int main(void) {
         cmocka_unit_test(test_tensors_in_memory_with_edges),
         cmocka_unit_test(test_tensors_of_4_bit_codes),
         cmocka_unit_test(test_cooperative_inputs),
+        cmocka_unit_test(test_idioms),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -114,9 +114,15 @@ inline half fma(half a, half b, half c) {
 inline bfloat fma(bfloat a, bfloat b, bfloat c) {
     return bfloat(__builtin_fmaf(a, b, c));
 }
-template <class T, int N> inline vec<T, N> fma(vec<T, N> a, vec<T, N> b, vec<T, N> c) {
-    vec<T, N> out;
-    for (int i = 0; i < N; i++)
+template <class A, class B, class C,
+          class V = conditional_t<
+              emulator::is_vector<A>, emulator::vector_of<A>,
+              conditional_t<emulator::is_vector<B>, emulator::vector_of<B>, emulator::vector_of<C>>>,
+          class = enable_if_t<emulator::is_vector<A> || emulator::is_vector<B> || emulator::is_vector<C>>>
+inline V fma(A first, B second, C third) {
+    const V a = first, b = second, c = third;
+    V out;
+    for (int i = 0; i < emulator::shape<V>::size; i++)
         out.e[i] = fma(a.e[i], b.e[i], c.e[i]);
     return out;
 }

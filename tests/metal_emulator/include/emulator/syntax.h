@@ -103,7 +103,7 @@ EMULATOR_FUNCTIONS
 
 float sincos(float x, thread float &cosine);
 template <class A> A ldexp(A a, int b);
-template <class A> A fma(A a, A b, A c);
+template <class A, class B, class C> auto fma(A a, B b, C c) -> decltype(a * b + c);
 template <class A, class B, class C> auto mad(A a, B b, C c) -> decltype(a * b + c);
 template <class A, class B, class C> A clamp(A x, B low, C high);
 template <class A, class B, class C> A mix(A a, B b, C t);

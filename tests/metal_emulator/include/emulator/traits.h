@@ -32,6 +32,8 @@ typedef unsigned long ulong;
 #define M_LN2_F 0.69314718055994530942f
 #define M_SQRT2_F 1.41421356237309504880f
 
+#define METAL_FUNC inline __attribute__((always_inline))
+
 namespace metal {
 
 template <class T, T V> struct integral_constant {
