@@ -104,15 +104,19 @@ static void run_group(struct worker *worker, struct dispatch *dispatch, uint64_t
     if (worker->device->options.checked)
         memset(worker->arena, 0xff, METAL_MAX_THREADGROUP_BYTES);
     void *shared[METAL_BUFFER_SLOTS] = {NULL};
+    bool any_shared = false;
     static const char *const names[METAL_BUFFER_SLOTS] = {"threadgroup(0)", "threadgroup(1)",
                                                           "threadgroup(2)", "threadgroup(3)"};
     for (uint32_t i = 0; i < METAL_BUFFER_SLOTS; i++)
-        if (dispatch->shared[i] > 0)
+        if (dispatch->shared[i] > 0) {
+            any_shared = true;
             shared[i] = memory_variable(UINT32_MAX - i, dispatch->shared[i], 16,
                                         names[i] != NULL ? names[i] : "threadgroup(4) or later");
+        }
     for (uint32_t i = 0; i < worker->lane_count; i++) {
         struct emulator_launch *launch = &worker->lanes[i].launch;
-        memcpy(launch->shared, shared, sizeof shared);
+        if (any_shared)
+            memcpy(launch->shared, shared, sizeof shared);
         set_position(launch->positions[EMULATOR_THREADGROUP_POSITION_IN_GRID], x, y, z);
         const uint32_t *own = launch->positions[EMULATOR_THREAD_POSITION_IN_THREADGROUP];
         set_position(launch->positions[EMULATOR_THREAD_POSITION_IN_GRID], x * dispatch->threads.x + own[0],

@@ -15,7 +15,8 @@
 #define MAX_SIMDGROUPS (MAX_LANES / METAL_SIMD_WIDTH)
 #define ARENA_BYTES                                                                                          \
     (4 * METAL_MAX_THREADGROUP_BYTES) /* more than allowed, to tell by how much it is exceeded */
-#define STACK_BYTES ((size_t)64 << 10)
+/* Not a power of two, so that the stacks of a simdgroup do not all fall on the same lines of the cache. */
+#define STACK_BYTES (((size_t)64 << 10) + 17 * 64)
 #define MAX_FAULTS 16
 
 /* ---- Memory (memory.c) */

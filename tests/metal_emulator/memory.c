@@ -129,8 +129,6 @@ static void access_threadgroup(struct worker *worker, uint32_t offset, uint32_t 
         worker_abort(worker);
         return;
     }
-    snprintf(where, sizeof where, "byte %u of '%s' in threadgroup memory", offset - variable->offset,
-             variable->name);
     now->touch.epoch = worker->epoch[THREADGROUP];
     now->touch.simd_epoch = worker->simdgroups[now->touch.lane / METAL_SIMD_WIDTH].epoch[THREADGROUP];
     now->phase_run = worker->run; /* earlier threadgroups had memory of their own */
@@ -142,6 +140,8 @@ static void access_threadgroup(struct worker *worker, uint32_t offset, uint32_t 
                 (struct unwritten){variable->name, offset + i - variable->offset, lane_index, site};
         enum conflict conflict = touch_cell(cell, now, &earlier);
         if (conflict != NO_CONFLICT) {
+            snprintf(where, sizeof where, "byte %u of '%s' in threadgroup memory", offset - variable->offset,
+                     variable->name);
             report_race(worker, &earlier, conflict, now, where, site);
             return;
         }
