@@ -1,6 +1,7 @@
 /* The emulator names faults: each kernel of faults/ has one, on the line that says "here". */
 #include "unit.h"
 
+#include <math.h>
 #include <stdio.h>
 
 #include "metal_emulator/metal_emulator.h"
@@ -410,6 +411,62 @@ static void test_a_kernel_made_to_fail(void **state) {
     gpu_close(&gpu);
 }
 
+static void test_what_is_undefined_shows(void **state) {
+    (void)state;
+    struct gpu gpu = gpu_open(1);
+    struct calla_error error = {0};
+    struct metal_pipeline *pipeline = pipeline_of(&gpu, "undefined");
+    struct metal_buffer *buffer = buffer_of(&gpu, 384, "out");
+    struct metal_view view = metal_bytes(buffer, 0, 384, METAL_WRITE | METAL_ALL);
+    metal_set_buffer(gpu.commands, 0, &view);
+    uint32_t given = 1;
+    metal_set_bytes(gpu.commands, 1, &given, sizeof given);
+    metal_dispatch(gpu.commands, one, simdgroup);
+    assert_true(metal_commands_commit(gpu.commands, &error));
+    if (!metal_commands_wait(gpu.commands, &error))
+        fail_msg("%s", error.message);
+    const float *out = metal_buffer_contents(buffer);
+    int off = 0;
+    for (int i = 0; i < 32; i++) {
+        assert_true(isnan(out[i]));
+        assert_true(out[32 + i] < 4e-7f);
+        off += out[32 + i] > 0.0f;
+        assert_true(isnan(out[64 + i]));
+    }
+    assert_true(off > 8);
+    metal_buffer_free(buffer);
+    metal_pipeline_free(pipeline);
+    gpu_close(&gpu);
+}
+
+/* With an odd seed commands run when somebody waits for them, with an even one when they are committed. */
+static void test_a_host_that_does_not_wait_sees_old_bytes(void **state) {
+    (void)state;
+    for (uint64_t seed = 0; seed < SEEDS; seed++) {
+        struct gpu gpu = gpu_open(seed);
+        struct calla_error error = {0};
+        struct metal_pipeline *pipeline = pipeline_of(&gpu, "add_one");
+        struct metal_buffer *buffer = buffer_of(&gpu, 256, "numbers");
+        struct metal_view in = metal_bytes(buffer, 0, 128, METAL_READ),
+                          out = metal_bytes(buffer, 128, 128, METAL_WRITE);
+        metal_set_buffer(gpu.commands, 0, &in);
+        metal_set_buffer(gpu.commands, 1, &out);
+        metal_dispatch(gpu.commands, one, simdgroup);
+        float *numbers = metal_buffer_contents(buffer);
+        assert_true(metal_commands_commit(gpu.commands, &error));
+        assert_int_equal(metal_commands_status(gpu.commands), seed % 2 ? METAL_RUNNING : METAL_COMPLETED);
+        assert_true(numbers[32] == (seed % 2 ? 0.0f : 1.0f));
+        assert_false(seed % 2 != 0 && metal_commands_begin(gpu.commands, true, &error));
+        numbers[0] = 5.0f; /* too late, or not */
+        assert_true(metal_commands_wait(gpu.commands, &error));
+        assert_true(metal_commands_wait(gpu.commands, &error));
+        assert_true(numbers[32] == (seed % 2 ? 6.0f : 1.0f));
+        metal_buffer_free(buffer);
+        metal_pipeline_free(pipeline);
+        gpu_close(&gpu);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_fault_is_named_under_every_order),
@@ -424,6 +481,8 @@ int main(void) {
         cmocka_unit_test(test_atomic_and_plain_accesses_of_two_threadgroups),
         cmocka_unit_test(test_past_bytes_that_were_set),
         cmocka_unit_test(test_a_kernel_made_to_fail),
+        cmocka_unit_test(test_what_is_undefined_shows),
+        cmocka_unit_test(test_a_host_that_does_not_wait_sees_old_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

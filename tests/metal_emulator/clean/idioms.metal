@@ -81,7 +81,7 @@ kernel void idioms(device const ushort *codes [[buffer(0)]], device const uint2 
     // Numbers of 16 bits keep 16 bits.
     half small = half(sum) * 0.5h;
     small += 1;
-    float top = max(sum, 0.0f) + max(1u, uint(lane)) * 0.0f + fast::exp2(0.0f) - precise::exp(0.0f);
+    float top = max(sum, 0.0f) + max(1u, uint(lane)) * 0.0f + (fabs(fast::exp2(0.0f) - precise::exp(0.0f)) > 1e-6f ? 1.0f : 0.0f);
     simdgroup_float8x8 matrix = simdgroup_float8x8(0);
     matrix.thread_elements()[0] = top;
     simdgroup_multiply(matrix, matrix, make_filled_simdgroup_matrix<float, 8>(0.0f));

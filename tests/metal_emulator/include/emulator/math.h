@@ -129,6 +129,12 @@ inline V fma(A first, B second, C third) {
 template <class A, class B, class C> inline auto mad(A a, B b, C c) {
     return a * b + c;
 }
+template <class A, class B, class C> inline auto max3(A a, B b, C c) {
+    return max(max(a, b), c);
+}
+template <class A, class B, class C> inline auto min3(A a, B b, C c) {
+    return min(min(a, b), c);
+}
 template <class A, class B, class C> inline auto clamp(A x, B low, C high) {
     return min(max(x, low), high);
 }
@@ -258,11 +264,34 @@ template <class T> inline emulator::if_integer<T> rotate(T x, T by) {
     return n == 0 ? x : (T)(emulator_bits(x) << n | emulator_bits(x) >> (width - n));
 }
 
+/* What nobody may rely on: the last bits of approximate functions. When checked, numbers near the right one,
+ * the same for the same argument. (EMULATOR_IS_CHECKED is defined after prepare.py has seen this.) */
+namespace {
+inline float emulator_near(float exact, float argument) {
+    uint bits = emulator::bits_of_float(exact), at = bits & 0x7fffffffu;
+    if (!EMULATOR_IS_CHECKED || at < 0x00800002u || at > 0x7f7ffffdu)
+        return exact;
+    uint off = emulator::bits_of_float(argument) * 2654435761u >> 8;
+    return emulator::float_of_bits(bits + off % 5 - 2);
+}
+} // namespace
+
 namespace fast {
-EMULATOR_TRANSCENDENTAL
-EMULATOR_BINARY(pow, __builtin_powf((float)a, (float)b))
-EMULATOR_BINARY(powr, __builtin_powf((float)a, (float)b))
-EMULATOR_BINARY(divide, (float)a / (float)b)
+EMULATOR_FUNCTION(exp, emulator_near(__builtin_expf(x), x))
+EMULATOR_FUNCTION(exp2, emulator_near(__builtin_exp2f(x), x))
+EMULATOR_FUNCTION(exp10, emulator_near(__builtin_powf(10.0f, x), x))
+EMULATOR_FUNCTION(log, emulator_near(__builtin_logf(x), x))
+EMULATOR_FUNCTION(log2, emulator_near(__builtin_log2f(x), x))
+EMULATOR_FUNCTION(log10, emulator_near(__builtin_log10f(x), x))
+EMULATOR_FUNCTION(sqrt, emulator_near(__builtin_sqrtf(x), x))
+EMULATOR_FUNCTION(rsqrt, emulator_near(1.0f / __builtin_sqrtf(x), x))
+EMULATOR_FUNCTION(sin, emulator_near(__builtin_sinf(x), x))
+EMULATOR_FUNCTION(cos, emulator_near(__builtin_cosf(x), x))
+EMULATOR_FUNCTION(tan, emulator_near(__builtin_tanf(x), x))
+EMULATOR_FUNCTION(tanh, emulator_near(__builtin_tanhf(x), x))
+EMULATOR_BINARY(pow, emulator_near(__builtin_powf((float)a, (float)b), (float)a))
+EMULATOR_BINARY(powr, emulator_near(__builtin_powf((float)a, (float)b), (float)a))
+EMULATOR_BINARY(divide, emulator_near((float)a / (float)b, (float)b))
 EMULATOR_BINARY(min, b < a ? b : a)
 EMULATOR_BINARY(max, b > a ? b : a)
 } // namespace fast

@@ -105,6 +105,8 @@ float sincos(float x, thread float &cosine);
 template <class A> A ldexp(A a, int b);
 template <class A, class B, class C> auto fma(A a, B b, C c) -> decltype(a * b + c);
 template <class A, class B, class C> auto mad(A a, B b, C c) -> decltype(a * b + c);
+template <class A> A max3(A a, A b, A c);
+template <class A> A min3(A a, A b, A c);
 template <class A, class B, class C> A clamp(A x, B low, C high);
 template <class A, class B, class C> A mix(A a, B b, C t);
 template <class T> bool isnan(T x);
