@@ -417,8 +417,8 @@ static void test_idioms(void **state) {
         for (int with_extra = 0; with_extra < 2; with_extra++) {
             struct gpu gpu = gpu_open(seed);
             const struct metal_constant constants[] = {
-                {.index = 0, .type = METAL_BOOL, .value.boolean = with_extra == 1},
-                {.index = 1, .type = METAL_FLOAT, .value.real = 1.0f}};
+                {.index = 2, .type = METAL_BOOL, .value.boolean = with_extra == 1},
+                {.index = 3, .type = METAL_FLOAT, .value.real = 1.0f}};
             set_pipeline(&gpu, "idioms", constants, with_extra ? 1 : 2); /* the bonus is given or not */
             set_buffer(&gpu, 0, sizeof codes, METAL_READ, codes);
             set_buffer(&gpu, 1, sizeof packed, METAL_READ, packed);

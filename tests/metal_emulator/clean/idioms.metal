@@ -2,8 +2,8 @@
 #include <metal_stdlib>
 using namespace metal;
 
-constant bool has_extra [[function_constant(0)]];
-constant float bonus [[function_constant(1)]];
+constant bool has_extra [[function_constant(2)]];
+constant float bonus [[function_constant(3)]];
 constant float extra_default = is_function_constant_defined(bonus) ? bonus : 2.0f;
 constant constexpr int tile_rows = 4;
 constexpr constant uint masks[4] = {0x000fu, 0x00f0u, 0x0f00u, 0xf000u};
