@@ -96,6 +96,10 @@ void metal_set_buffer(struct metal_commands *commands, uint32_t slot, const stru
     if (!slot_exists(commands, slot))
         return;
     const struct metal_buffer *buffer = view->buffer;
+    if (buffer == NULL) {
+        mistake(commands, METAL_BAD_BINDING, "slot %u is set to no buffer", slot);
+        return;
+    }
     uint64_t rows = view->rows, end = view->offset;
     if (rows > 0 && view->row_bytes > 0)
         end += (rows - 1) * view->stride + view->row_bytes;

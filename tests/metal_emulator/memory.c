@@ -273,8 +273,16 @@ static void access_device(struct worker *worker, const unsigned char *address, u
     now->touch.epoch = worker->epoch[DEVICE];
     now->touch.simd_epoch = worker->simdgroups[now->touch.lane / METAL_SIMD_WIDTH].epoch[DEVICE];
     now->phase_run = worker->dispatch->first_run;
+    bool reads_output = !now->store && (slot->view.access & METAL_READ) == 0;
     for (uint32_t i = 0; cells != NULL && i < size; i++) {
         struct touch earlier;
+        if (reads_output && cells[at + i].write.run < now->phase_run) {
+            report(worker->device, worker->dispatch, METAL_OUTSIDE_OPERANDS, site, NULL,
+                   "%s reads byte %llu of buffer '%s' (slot %u), which is only to be written and was not yet",
+                   lane_name(worker, now->touch.lane, name), (unsigned long long)(at + i), buffer->label,
+                   (unsigned)(slot - worker->dispatch->slots));
+            return;
+        }
         enum conflict conflict = touch_cell(&cells[at + i], now, &earlier);
         if (conflict != NO_CONFLICT) {
             snprintf(where, sizeof where, "byte %llu of buffer '%s' (slot %u)", (unsigned long long)(at + i),

@@ -1,5 +1,6 @@
 /* What a fault looks like in words, and where in the source it is: the compiler left the lines in the module,
  * and addr2line reads them. */
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,10 +48,12 @@ bool same_line(const struct metal_library *library, const void *a, const void *b
     return first[0] != 0 && strcmp(first, second) == 0;
 }
 
-void report(struct metal_device *device, const struct dispatch *dispatch, enum metal_fault_kind kind,
-            const void *site, const void *other, const char *format, ...) {
+/* Kernels that run unchecked do so on several threads. */
+static pthread_mutex_t one_reports = PTHREAD_MUTEX_INITIALIZER;
+
+static void write_down(struct metal_device *device, const struct dispatch *dispatch,
+                       enum metal_fault_kind kind, const void *site, const void *other, const char *text) {
     const struct metal_pipeline *pipeline = dispatch->pipeline;
-    atomic_store(&device->failed, true);
     uint64_t key = ((uint64_t)(uintptr_t)site * 31 + (uint64_t)(uintptr_t)other) * 31 + (uint64_t)kind * 31 +
                    (uint64_t)(uintptr_t)pipeline->kernel;
     for (uint32_t i = 0; i < device->fault_count; i++)
@@ -62,14 +65,23 @@ void report(struct metal_device *device, const struct dispatch *dispatch, enum m
     struct metal_fault *fault = &device->faults[device->fault_count++];
     fault->kind = kind;
     snprintf(fault->kernel, sizeof fault->kernel, "%s", pipeline->kernel->name);
-    char text[300], at[160], also[160];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
-    va_end(arguments);
+    char at[160], also[160];
     find_line(pipeline->library, site, at);
     find_line(pipeline->library, other, also);
     snprintf(fault->text, sizeof fault->text, "Kernel '%.40s': %s%s%.60s%s%.60s%s.", pipeline->kernel->name,
              text, at[0] != 0 ? " (" : "", at, also[0] != 0 ? "; the other at " : "", also,
              at[0] != 0 ? ")" : "");
+}
+
+void report(struct metal_device *device, const struct dispatch *dispatch, enum metal_fault_kind kind,
+            const void *site, const void *other, const char *format, ...) {
+    char text[300];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    atomic_store(&device->failed, true);
+    pthread_mutex_lock(&one_reports);
+    write_down(device, dispatch, kind, site, other, text);
+    pthread_mutex_unlock(&one_reports);
 }

@@ -30,6 +30,12 @@ kernel void writes_its_input(device float *in [[buffer(0)]], device float *out [
     in[lane] = 0.0f; // here
 }
 
+// The host declares that it writes.
+kernel void reads_its_output(device float *out [[buffer(0)]], uint lane [[thread_index_in_simdgroup]]) {
+    out[lane] = 1.0f;
+    out[lane] += out[32 + lane]; // here
+}
+
 struct parameters {
     uint count;
     uint rest[3];
