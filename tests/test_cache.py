@@ -198,6 +198,18 @@ def test_cache_off(plain):
     assert metric(plain, "cache_memory_bytes") == metric(plain, "cache_snapshots") == 0
 
 
+def test_memory_stays_flat(binary, model):
+    """Unrelated prompts one after the other, with a budget that holds a few: none is exceeded, and nothing grows."""
+    with Server(binary, "-m", model, "--cache-memory", "24M", "--sessions", "2") as server:
+        sizes = []
+        for i in range(40):
+            ask(server, [{"role": "user", "content": prose(400, 1000 + i)}], max_tokens=2)
+            assert metric(server, "cache_memory_bytes") <= 24 << 20
+            sizes.append(metric(server, "resident_memory_bytes"))
+        assert metric(server, "cache_snapshots_evicted_total") > 20
+        assert max(sizes[10:]) < 1.05 * max(sizes[:10])
+
+
 def random_history(choose):
     """Requests of a conversation that is continued, edited, retried and branched."""
     messages = [{"role": "system", "content": prose(choose.randrange(1, 200), choose.random())}]

@@ -1,6 +1,7 @@
 """calla chat, from a pipe and at a terminal."""
 
 import json
+import re
 import stat
 
 import pytest
@@ -46,6 +47,28 @@ def test_messages_of_several_lines(calla, tmp_path):
     assert [message["content"] for message in messages(saved) if message["role"] == "user"] == [
         "one\n\ntwo", "in one line", "from\nto", "three \nfour", " /no command",
     ]  # fmt: skip
+
+
+def test_goes_on_by_name(calla, tmp_path):
+    """A later chat of the same name has the messages, and what was read of them is not read again."""
+    env = {"XDG_DATA_HOME": str(tmp_path)}
+    folder = tmp_path / "calla" / "chats" / "trip-1"
+    first = calla("chat", "--quiet", "--name", "trip-1", *SHORT, input="/system Be brief.\n" + "word " * 300 + "\n", env=env)
+    assert first.returncode == 0 and first.stderr == ""
+    kept = messages(folder / "conversation.json")
+    assert [message["role"] for message in kept] == ["system", "user", "assistant"]
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    second = calla("chat", "--name", "trip-1", *SHORT, input="And now?\n/stats\n", env=env)
+    assert "Going on with trip-1: 3 messages." in second.stderr
+    assert messages(folder / "conversation.json")[:3] == kept
+    computed = int(re.search(r"prompt +(\d+) tokens computed in 1 turns", second.stdout)[1])
+    assert computed < 60
+    # It is what a chat would have said that did not end.
+    whole = calla("chat", "--quiet", *SHORT, input="/system Be brief.\n" + "word " * 300 + "\nAnd now?\n")
+    assert whole.stdout == first.stdout + second.stdout[: second.stdout.index("messages  ")]
+    for name in ("", "../x", ".hidden", "a/b", "a" * 101):
+        wrong = calla("chat", "--name", name, input="", env=env)
+        assert wrong.returncode != 0 and "name" in wrong.stderr
 
 
 def test_saved_and_loaded(calla, tmp_path):

@@ -9,6 +9,7 @@
 #include "cli/interrupt.h"
 #include "cli/line_editor.h"
 #include "cli/model_flags.h"
+#include "cli/named_chat.h"
 #include "cli/reply_printer.h"
 #include "cli/sampling_flags.h"
 #include "cli/streams.h"
@@ -21,6 +22,8 @@ struct chat {
     struct calla_session *session;
     struct line_editor *editor;
     struct conversation conversation;
+    const char *name;
+    struct named_chat named;
     struct reply_printer printer;
     bool thinking, show_thinking;
     bool quit, failed; /* failed: a turn or command went wrong */
@@ -290,6 +293,9 @@ static bool converse(struct chat *chat, struct calla_error *error) {
             run_chat_command(chat, message.data + 1);
         else
             take_turn(chat, &message);
+        struct calla_error unsaved;
+        if (!named_chat_save(&chat->named, &chat->conversation, &unsaved))
+            tell(chat, &unsaved);
         fflush(stdout);
         /* A script that is interrupted ends; a person who stops an answer goes on. */
         if (interrupted() && !line_editor_interactive(chat->editor))
@@ -301,9 +307,15 @@ static bool converse(struct chat *chat, struct calla_error *error) {
 
 static bool open_chat(struct chat *chat, struct calla_error *error) {
     if (!conversation_open(&chat->conversation, error) ||
+        (chat->name != NULL && !named_chat_open(&chat->named, chat->name, &chat->conversation, error)) ||
         (chat->sampling.system != NULL &&
          !conversation_set_system(&chat->conversation, chat->sampling.system, error)))
         return false;
+    if (chat->name != NULL) {
+        chat->model_flags.cache_memory = CALLA_CACHE_DEFAULT;
+        chat->model_flags.cache_dir = chat->named.folder;
+        chat->model_flags.cache_disk = NAMED_CHAT_DISK;
+    }
     interrupt_arm();
     chat->model = open_model(&chat->model_flags, false, error);
     chat->session = chat->model == NULL ? NULL : open_session(chat->model, &chat->model_flags, error);
@@ -317,6 +329,9 @@ static void greet(const struct chat *chat) {
     if (line_editor_interactive(chat->editor) && !chat->model_flags.quiet)
         fprintf(stderr, "%s on %s, %u tokens of context; /help lists the commands.\n", info.name,
                 info.backend, calla_session_context(chat->session));
+    size_t messages = json_array_size(chat->conversation.messages);
+    if (chat->name != NULL && messages > 0 && !chat->model_flags.quiet)
+        fprintf(stderr, "Going on with %s: %zu messages.\n", chat->name, messages);
 }
 
 int command_chat(int argc, char **argv) {
@@ -324,7 +339,14 @@ int command_chat(int argc, char **argv) {
     struct option model_rows[MODEL_OPTIONS], sampling_rows[SAMPLING_OPTIONS];
     model_options(model_rows, &chat.model_flags);
     sampling_options(sampling_rows, &chat.sampling);
-    const struct option_group groups[] = {{"Reply", sampling_rows, SAMPLING_OPTIONS},
+    const struct option chat_rows[] = {
+        {.name = "name",
+         .value = "NAME",
+         .help = "keep the conversation under this name, and go on\nwith it if there is one",
+         .text = &chat.name},
+    };
+    const struct option_group groups[] = {{"Conversation", chat_rows, 1},
+                                          {"Reply", sampling_rows, SAMPLING_OPTIONS},
                                           {"Model", model_rows, MODEL_OPTIONS}};
     const struct command_usage usage = {.name = "chat",
                                         .synopsis = "[OPTIONS]",
@@ -332,7 +354,7 @@ int command_chat(int argc, char **argv) {
                                                  "commands. From a pipe every line is a message, and\n"
                                                  "only the answers go to standard output.",
                                         .groups = groups,
-                                        .group_count = 2,
+                                        .group_count = 3,
                                         .argument_hint = "\"calla run\" answers a prompt"};
     struct option_values arguments;
     int exit_code;
@@ -354,6 +376,7 @@ int command_chat(int argc, char **argv) {
     calla_session_close(chat.session);
     calla_model_close(chat.model);
     conversation_close(&chat.conversation);
+    named_chat_close(&chat.named);
     exit_code = command_end(&usage, ok, EXIT_WORK_FAILED, &error);
     /* To a person an error was told when it happened; a script learns of it from the exit code. */
     if (ok && interactive)

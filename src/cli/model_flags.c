@@ -67,6 +67,9 @@ struct calla_model *open_model(const struct model_flags *flags, bool tokenizer_o
                                           .tokenizer_only = tokenizer_only,
                                           .policies = flags->policies.values,
                                           .policy_count = flags->policies.count,
+                                          .cache_memory = flags->cache_memory,
+                                          .cache_dir = flags->cache_dir,
+                                          .cache_disk = flags->cache_disk,
                                           .progress = progress_line_start(&line, flags->quiet)};
     struct calla_model *model = calla_model_open(&options, error);
     progress_line_end(&line);

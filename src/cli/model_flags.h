@@ -10,6 +10,9 @@ struct model_flags {
     const char *backend;
     uint64_t threads, context;
     struct option_values policies;
+    /* No options: what a command wants. */
+    uint64_t cache_memory, cache_disk;
+    const char *cache_dir;
 };
 
 /* The rows: the first MODEL_OPTIONS_OF_TOKENIZER are for commands that need no weights. */
