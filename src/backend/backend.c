@@ -40,5 +40,5 @@ void backend_device(const struct backend_class *class, struct device_facts *fact
         return;
     }
     system_processor(facts->name, sizeof facts->name);
-    facts->memory = facts->free = system_memory();
+    facts->memory = system_memory();
 }

@@ -15,7 +15,7 @@ struct backend_options {
 /* What computes. */
 struct device_facts {
     char name[128];
-    uint64_t memory, free; /* bytes that weights and sessions share, and how many are free; 0: unknown */
+    uint64_t memory; /* bytes that weights and sessions share; 0: unknown */
 };
 
 struct backend;
@@ -30,6 +30,8 @@ struct backend_class {
     bool (*available)(struct calla_error *error);
     /* The device, if it is not this machine's processor with its memory; otherwise NULL. */
     void (*device)(struct device_facts *facts);
+    /* Bytes of its memory that nobody has taken yet; NULL where device is. */
+    uint64_t (*free_memory)(const struct backend *backend);
     /* Bytes a second that the device reads from its memory, measured; 0 with an error when that fails. NULL
      * where device is. */
     double (*bandwidth)(struct calla_error *error);

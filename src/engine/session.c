@@ -18,11 +18,8 @@ static uint32_t default_context(const struct calla_model *model) {
     if (info.memory_bytes == 0 || info.bytes_per_position == 0)
         return info.context_limit;
     uint64_t left = info.memory_bytes > info.weight_bytes ? info.memory_bytes - info.weight_bytes : 0;
-    if (model->class->device != NULL) { /* nothing is there that gives way */
-        struct device_facts now;
-        backend_device(model->class, &now);
-        left = now.free;
-    }
+    if (model->class->free_memory != NULL)
+        left = model->class->free_memory(model->backend);
     uint64_t fits = left / 2 / info.bytes_per_position;
     if (fits < 4096)
         fits = 4096;

@@ -112,6 +112,7 @@ const struct backend_class cuda_backend = {
     .name = "cuda",
     .available = cuda_available,
     .device = cuda_device_facts,
+    .free_memory = cuda_free_memory,
     .bandwidth = cuda_bandwidth,
     .open = cuda_open,
     .close = cuda_close,

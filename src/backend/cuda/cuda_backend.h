@@ -58,6 +58,7 @@ void cuda_release(struct cuda_memory *memory);
 /* cuda_facts.c */
 bool cuda_available(struct calla_error *error);
 void cuda_device_facts(struct device_facts *facts);
+uint64_t cuda_free_memory(const struct backend *base);
 double cuda_bandwidth(struct calla_error *error);
 
 /* cuda_upload.c */
@@ -67,31 +68,30 @@ bool cuda_load(struct backend *base, struct weights *weights, const struct calla
 /* cuda_session.c */
 struct device_session *cuda_session_open(struct backend *base, const struct session_layout *layout,
                                          struct calla_error *error);
-void cuda_session_close(struct device_session *session);
-bool cuda_write(struct device_session *session, enum space space, uint32_t buffer, uint64_t offset,
+void cuda_session_close(struct device_session *base);
+bool cuda_write(struct device_session *base, enum space space, uint32_t buffer, uint64_t offset,
                 const void *bytes, uint64_t size, struct calla_error *error);
-bool cuda_read(struct device_session *session, enum space space, uint32_t buffer, uint64_t offset,
-               void *bytes, uint64_t size, struct calla_error *error);
-bool cuda_reset(struct device_session *session, struct calla_error *error);
+bool cuda_read(struct device_session *base, enum space space, uint32_t buffer, uint64_t offset, void *bytes,
+               uint64_t size, struct calla_error *error);
+bool cuda_reset(struct device_session *base, struct calla_error *error);
 /* A session's buffer, NULL when there is none of that number. */
 struct cuda_memory *cuda_session_memory(struct cuda_session *session, enum space space, uint32_t buffer);
 
 /* cuda_snapshot.c */
-struct device_snapshot *cuda_snapshot_take(struct device_session *session, uint32_t positions,
+struct device_snapshot *cuda_snapshot_take(struct device_session *base, uint32_t positions,
                                            struct calla_error *error);
-bool cuda_snapshot_restore(struct device_session *session, const struct device_snapshot *snapshot,
+bool cuda_snapshot_restore(struct device_session *base, const struct device_snapshot *taken,
                            struct calla_error *error);
-bool cuda_snapshot_read(const struct device_snapshot *snapshot, enum space space, uint32_t buffer,
+bool cuda_snapshot_read(const struct device_snapshot *base, enum space space, uint32_t buffer,
                         uint64_t offset, void *bytes, uint64_t size, struct calla_error *error);
-void cuda_snapshot_free(struct device_snapshot *snapshot);
-uint64_t cuda_snapshot_cost(const struct device_session *session, uint32_t positions);
-uint64_t cuda_snapshot_bytes(const struct backend *backend);
+void cuda_snapshot_free(struct device_snapshot *base);
+uint64_t cuda_snapshot_cost(const struct device_session *base, uint32_t positions);
+uint64_t cuda_snapshot_bytes(const struct backend *base);
 
 /* cuda_program.c */
-struct program *cuda_compile(struct device_session *session, const struct plan *plan,
-                             struct calla_error *error);
-void cuda_program_free(struct program *program);
-bool cuda_run(struct device_session *session, struct program *program, double seconds, bool *finished,
+struct program *cuda_compile(struct device_session *base, const struct plan *plan, struct calla_error *error);
+void cuda_program_free(struct program *base);
+bool cuda_run(struct device_session *base, struct program *compiled, double seconds, bool *finished,
               struct calla_error *error);
 
 /* cuda_ops.c: the first kernel that fits an op (checked and bound); there always is one. */

@@ -22,7 +22,9 @@ struct cuda_program {
     uint32_t op_count, scratch_count;
     uint64_t scratch_bytes; /* of all buffers and workspaces */
     const void *scratch_base;
-    cudaGraphExec_t graph;
+    cudaGraphExec_t graph; /* NULL: not recorded yet */
+    uint64_t runs;
+    bool replayed;                    /* it will be run many times */
     char *pinned;                     /* what ops need of the host's memory, 64 bytes aligned */
     uint32_t samples;                 /* sampling ops: each moves the record on */
     bool posts_token;                 /* the last op samples into element 0 of STEP_TOKENS */
@@ -33,14 +35,19 @@ static uint64_t place_of(uint64_t bytes) {
     return (bytes + ALIGNMENT) / ALIGNMENT * ALIGNMENT;
 }
 
+static void drop_graph(struct cuda_program *program) {
+    if (program->graph != NULL)
+        cudaGraphExecDestroy(program->graph);
+    program->graph = NULL;
+}
+
 void cuda_program_free(struct program *base) {
     struct cuda_program *program = (struct cuda_program *)base;
     if (program == NULL)
         return;
-    if (program->graph != NULL) {
+    if (program->graph != NULL || program->pinned != NULL)
         cudaStreamSynchronize(program->backend->stream);
-        cudaGraphExecDestroy(program->graph);
-    }
+    drop_graph(program);
     cudaFreeHost(program->pinned);
     free(program->scratch);
     free(program->workspaces);
@@ -146,12 +153,19 @@ static cudaError_t queue_ops(const struct cuda_program *program, uint32_t *faile
     return status;
 }
 
+static bool queueing_failed(const struct cuda_program *program, uint32_t op, cudaError_t status,
+                            struct calla_error *error) {
+    char what[64];
+    snprintf(what, sizeof what, "op %s of layer %d", op_name(program->ops[op].op.kind),
+             program->ops[op].op.layer);
+    cudaGetLastError(); /* what was reported shall not be found again by the next call */
+    return cuda_failed(status, what, error);
+}
+
 /* Records the program into a graph; nothing runs. */
 static bool record(struct cuda_program *program, struct calla_error *error) {
     cudaStream_t stream = program->backend->stream;
-    if (program->graph != NULL)
-        cudaGraphExecDestroy(program->graph);
-    program->graph = NULL;
+    drop_graph(program);
     cudaGraph_t graph = NULL;
     uint32_t failed = 0;
     cudaError_t status = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
@@ -160,18 +174,16 @@ static bool record(struct cuda_program *program, struct calla_error *error) {
     cudaError_t launched = queue_ops(program, &failed);
     status = cudaStreamEndCapture(stream, &graph);
     if (launched != cudaSuccess) {
-        char what[64];
-        snprintf(what, sizeof what, "op %s of layer %d", op_name(program->ops[failed].op.kind),
-                 program->ops[failed].op.layer);
-        cuda_failed(launched, what, error);
+        queueing_failed(program, failed, launched, error);
     } else if (status != cudaSuccess ||
-               (status = cudaGraphInstantiate(&program->graph, graph, 0)) != cudaSuccess) {
+               (status = cudaGraphInstantiate(&program->graph, graph, 0)) != cudaSuccess ||
+               (status = cudaGraphUpload(program->graph, stream)) != cudaSuccess) {
         cuda_failed(status, "recording a plan", error);
     }
     if (graph != NULL)
         cudaGraphDestroy(graph);
     cudaGetLastError(); /* what was reported shall not be found again by the next call */
-    return program->graph != NULL;
+    return launched == cudaSuccess && status == cudaSuccess;
 }
 
 static bool check_ops(struct cuda_program *program, const struct plan *plan, struct calla_error *error) {
@@ -258,6 +270,7 @@ struct program *cuda_compile(struct device_session *base, const struct plan *pla
     }
     program->backend = session->backend;
     program->session = session;
+    program->replayed = plan->rows <= 1;
     size_t count = plan->op_count + (size_t)1;
     program->ops = calloc(count, sizeof *program->ops);
     program->kernels = calloc(count, sizeof *program->kernels);
@@ -267,7 +280,8 @@ struct program *cuda_compile(struct device_session *base, const struct plan *pla
         program->scratch == NULL)
         error_memory(error, "a program", count * sizeof *program->ops);
     else if (check_ops(program, plan, error) && lay_out(program, plan, error) &&
-             allocate_pinned(program, error) && bind_ops(program, error) && record(program, error))
+             allocate_pinned(program, error) && bind_ops(program, error) &&
+             (!program->replayed || record(program, error)))
         return (struct program *)program;
     cuda_program_free((struct program *)program);
     return NULL;
@@ -281,6 +295,21 @@ static bool check_position(const struct cuda_program *program, struct calla_erro
     return binding_context_full(program->cache_rows, position, program->cache_limit, error);
 }
 
+/* Queues what a program does. The chunk at a prompt's end has a length of its own and its program may never
+ * run again: it is recorded when it does, for recording takes longer than queueing while the device works. */
+static bool start(struct cuda_program *program, struct calla_error *error) {
+    bool once = program->runs++ == 0 && !program->replayed;
+    if (once) {
+        uint32_t failed = 0;
+        cudaError_t status = queue_ops(program, &failed);
+        return status == cudaSuccess || queueing_failed(program, failed, status, error);
+    }
+    if (program->graph == NULL && !record(program, error))
+        return false;
+    cudaError_t status = cudaGraphLaunch(program->graph, program->backend->stream);
+    return status == cudaSuccess || cuda_lost(program->backend, status, "running a plan", error);
+}
+
 /* Queues the program and returns; the host is at most two programs ahead, so that who stops waiting for an
  * answer does not wait for many chunks of a prompt. */
 bool cuda_run(struct device_session *base, struct program *compiled, double seconds, bool *finished,
@@ -291,13 +320,15 @@ bool cuda_run(struct device_session *base, struct program *compiled, double seco
     *finished = true;
     if (!cuda_usable(session->backend, error) || !check_position(program, error))
         return false;
-    if (program->scratch_base != scratch_of(program)->data &&
-        !(bind_ops(program, error) && record(program, error)))
-        return false;
+    if (program->scratch_base != scratch_of(program)->data) {
+        if (!bind_ops(program, error))
+            return false;
+        drop_graph(program);
+    }
     cudaEvent_t ran = session->ran[session->runs++ % 2];
     cudaError_t status = cudaEventSynchronize(ran);
-    if (status == cudaSuccess)
-        status = cudaGraphLaunch(program->graph, session->backend->stream);
+    if (status == cudaSuccess && !start(program, error))
+        return false;
     if (status == cudaSuccess)
         status = cudaEventRecord(ran, session->backend->stream);
     if (status != cudaSuccess)

@@ -64,7 +64,7 @@ static bool allocate(struct cuda_session *session, const struct session_layout *
         status = cudaHostGetDevicePointer((void **)&session->mailbox.word, session->posted, 0);
     }
     for (int i = 0; i < 2 && status == cudaSuccess; i++)
-        status = cudaEventCreateWithFlags(&session->ran[i], cudaEventDisableTiming);
+        status = cudaEventCreateWithFlags(&session->ran[i], cudaEventDisableTiming | cudaEventBlockingSync);
     return status == cudaSuccess || cuda_lost(session->backend, status, "opening a session", error);
 }
 

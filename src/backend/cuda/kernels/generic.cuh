@@ -13,9 +13,12 @@
 #define WARP 32
 #define ALL_LANES 0xffffffffu
 
-/* What every generic kernel does first. */
+/* What every generic kernel does first. Blocks of the next kernel that wait take room from those of a large
+ * grid. */
+#define SMALL_GRID 1024
 __device__ static inline void begin() {
-    cuda_let_next_start();
+    if (gridDim.x * gridDim.y * gridDim.z <= SMALL_GRID)
+        cuda_let_next_start();
     cuda_await_previous();
 }
 
