@@ -13,7 +13,7 @@ preprocess -MD -MT "$base.cpp" -MF "$base.d" -o "$base.ii"
 preprocess -DEMULATOR_SYNTAX -o "$base.syntax.ii"
 "$python" "$emulator/prepare.py" --syntax "$base.syntax.ii" "$base.syntax.cpp"
 # Another architecture only because its clang has half vectors of its own; nothing is generated.
-"$clang" --target=aarch64-linux-gnu -fsyntax-only -std=c++20 -Wall -Wvla -Werror=vla -DEMULATOR_SYNTAX -Wno-unused \
+"$clang" --target=aarch64-linux-gnu -fsyntax-only -std=c++20 -Xclang -cl-single-precision-constant -Wall -Wvla -Werror=vla -DEMULATOR_SYNTAX -Wno-unused \
     -Wno-unknown-attributes -Wno-unknown-pragmas -Wno-duplicate-decl-specifier -Wno-user-defined-literals \
     -Wno-undefined-internal -Wno-unneeded-internal-declaration '-Ddevice=__attribute__((address_space(1)))' \
     '-Dconstant=const __attribute__((address_space(2)))' '-Dthreadgroup=__attribute__((address_space(3)))' -Dthread= \

@@ -332,8 +332,14 @@ void memory_access(const void *address, uint32_t size, uint32_t kind, const void
     }
     if (at >= (uintptr_t)worker->arena && at < (uintptr_t)worker->arena + ARENA_BYTES)
         access_threadgroup(worker, (uint32_t)(at - (uintptr_t)worker->arena), size, &now, site);
-    else if (at < library->low || at >= library->high) /* else a constant of the program */
+    else if (at < library->low || at >= library->high)
         access_device(worker, address, size, &now, site);
+    else if (now.store) {
+        char name[96];
+        report(worker->device, worker->dispatch, METAL_OUTSIDE_OPERANDS, site, NULL,
+               "%s writes a variable of the program: Metal has only constants there",
+               lane_name(worker, lane->index, name));
+    }
 }
 
 bool views_overlap(const struct metal_view *a, const struct metal_view *b) {

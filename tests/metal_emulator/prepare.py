@@ -23,6 +23,11 @@ POSITIONS = {
     "thread_index_in_simdgroup", "simdgroup_index_in_threadgroup", "simdgroups_per_threadgroup",
     "threads_per_simdgroup", "thread_index_in_quadgroup", "quadgroup_index_in_threadgroup",
 }  # fmt: skip
+# Those that have one to three components, as many for all of a kernel's.
+DIMENSIONS = {
+    "THREAD_POSITION_IN_GRID", "THREADS_PER_GRID", "THREADGROUP_POSITION_IN_GRID", "THREADGROUPS_PER_GRID",
+    "THREAD_POSITION_IN_THREADGROUP", "THREADS_PER_THREADGROUP",
+}  # fmt: skip
 SLOTS = 31
 TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|[A-Za-z_]\w*|\d[\w.]*|\[\[|\]\]|\S')
 MARKER = re.compile(r'^#[ \t]+(\d+)[ \t]+"([^"]*)".*$', re.M)
@@ -151,6 +156,7 @@ class Kernel:
         self.name, self.token, self.place = name, token, place
         self.template = False
         self.parameters = []  # (name, kind, index, condition)
+        self.dimensions = None  # of its positions
         self.max_threads = "0"
         self.required = ["0", "0", "0"]
         self.function = name
@@ -176,6 +182,12 @@ def parameter(source, first, last, kernel):
             source.fail(token, f"the emulator has no [[{attribute}]]")
         elif attribute != "maybe_unused":
             source.fail(token, f"unknown attribute '{attribute}' of the kernel's argument '{name}'")
+    if kind in DIMENSIONS:
+        type_ = next(source.tokens[i].text for i in names if source.tokens[i].text != "const")
+        components = int(type_[-1]) if VECTOR.fullmatch(type_) else 1
+        if kernel.dimensions not in (None, components):
+            source.fail(source.tokens[first], f"'{name}' has {components} components, but others of its kind have {kernel.dimensions}")
+        kernel.dimensions = components
     if kind is None:
         source.fail(source.tokens[first], f"the kernel's argument '{name}' has no attribute that says what it is")
     for other, other_kind, other_index, _ in kernel.parameters:
@@ -187,13 +199,14 @@ def parameter(source, first, last, kernel):
 def kernel_definition(source, i):
     """Parses the kernel whose `kernel` token (or whose [[kernel]]) is at i; returns it and its last token's index."""
     tokens = source.tokens
+    first, own = i, []
     if tokens[i].text == "kernel":
         source.replace(tokens[i].start, tokens[i].end, "static")
-        first = i
-    else:  # [[kernel]]
-        first = i
-        source.replace(tokens[i].start, tokens[i + 2].end, "static")
-        i += 2
+    else:  # [[kernel]], perhaps with other attributes
+        end = source.match(i)
+        own, _ = attributes(source, i, end)
+        source.replace(tokens[i].start, tokens[end].end, "static")
+        i = end
     j = i + 1
     while tokens[j].text != "(" or tokens[j - 1].text in ("__attribute__", "alignas"):
         if tokens[j].text == "[[":
@@ -215,7 +228,7 @@ def kernel_definition(source, i):
         source.replace(tokens[start].start, tokens[end].end, "")
     kernel = Kernel(tokens[j - 1].text, tokens[j - 1], source.place(tokens[j - 1].start))
     kernel.template = back >= 0 and tokens[back].text == ">"
-    for attribute, argument, token in found:
+    for attribute, argument, token in own + found:
         if attribute == "max_total_threads_per_threadgroup":
             kernel.max_threads = argument
         elif attribute == "required_threads_per_threadgroup":

@@ -45,6 +45,7 @@ static const struct expectation expectations[] = {
     {"between_the_rows", METAL_OUTSIDE_OPERANDS, 1, 32, {{METAL_READ, 2, 64, 128, 0}, WRITES(128)}},
     {"writes_its_input", METAL_OUTSIDE_OPERANDS, 1, 32, {READS(128), WRITES(128)}},
     {"reads_its_output", METAL_OUTSIDE_OPERANDS, 1, 32, {WRITES(256), NOTHING}},
+    {"counts_its_calls", METAL_OUTSIDE_OPERANDS, 1, 32, {WRITES(128), NOTHING}},
     {"copies_structures", METAL_OUTSIDE_BUFFER, 1, 32, {READS(256), WRITES(512)}},
     {"misaligned", METAL_MISALIGNED, 1, 16, {READS(512), WRITES(128)}},
     {"past_shared", METAL_OUTSIDE_BUFFER, 1, 32, {WRITES(128), NOTHING}},

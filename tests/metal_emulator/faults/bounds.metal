@@ -36,6 +36,13 @@ kernel void reads_its_output(device float *out [[buffer(0)]], uint lane [[thread
     out[lane] += out[32 + lane]; // here
 }
 
+static uint calls;
+
+kernel void counts_its_calls(device uint *out [[buffer(0)]], uint lane [[thread_index_in_simdgroup]]) {
+    calls += lane; // here
+    out[lane] = calls;
+}
+
 struct parameters {
     uint count;
     uint rest[3];
@@ -85,8 +92,8 @@ kernel void takes_memory(threadgroup float *shared [[threadgroup(0)]], device fl
     out[lane] = shared[31 - lane];
 }
 
-[[max_total_threads_per_threadgroup(64)]] kernel void few_threads(device float *out [[buffer(0)]],
-                                                                  uint lane [[thread_index_in_threadgroup]]) {
+[[kernel, max_total_threads_per_threadgroup(64)]] void few_threads(device float *out [[buffer(0)]],
+                                                                   uint lane [[thread_index_in_threadgroup]]) {
     out[lane] = 1.0f;
 }
 
