@@ -197,7 +197,8 @@ void metal_dispatch(struct metal_commands *commands, struct metal_size groups, s
 void metal_dispatch_indirect(struct metal_commands *commands, struct metal_buffer *buffer, uint64_t offset,
                              struct metal_size threads);
 
-/* Concurrent commands: what comes after waits for, and sees, all that came before. Else nothing. */
+/* What comes after waits for, and sees, all that came before. To be called at the end of each phase, of
+ * serial commands too: nothing says that those order accesses to buffers whose hazards are not tracked. */
 void metal_barrier(struct metal_commands *commands);
 
 /* Hands them to the GPU, which may start at once. */
