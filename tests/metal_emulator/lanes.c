@@ -151,10 +151,9 @@ static void group_complete(struct worker *worker) {
 
 static void simdgroup_arrived(struct worker *worker, struct simdgroup *simdgroup) {
     struct lane *first = &worker->lanes[(simdgroup - worker->simdgroups) * METAL_SIMD_WIDTH];
-    if (worker->device->options.checked)
-        for (uint32_t i = 1; i < simdgroup->lanes; i++)
-            if (!same_request(worker, &first->request, &first[i].request))
-                mixed(worker, first, &first[i]);
+    for (uint32_t i = 1; i < simdgroup->lanes; i++)
+        if (!same_request(worker, &first->request, &first[i].request))
+            mixed(worker, first, &first[i]);
     simdgroup_complete(worker, simdgroup, first);
     simdgroup->arrived = 0;
     for (uint32_t i = 0; i < simdgroup->lanes; i++)

@@ -413,6 +413,35 @@ static void test_a_kernel_made_to_fail(void **state) {
     gpu_close(&gpu);
 }
 
+/* Unchecked, what would leave lanes waiting for ever is still found, on every worker. */
+static void test_lanes_that_do_not_meet_when_unchecked(void **state) {
+    (void)state;
+    static const char *const kernels[] = {"half_a_sum", "two_sums", "returned_early", "too_much_memory"};
+    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) {
+        struct metal_emulator_options options = metal_emulator_options(true);
+        options.checked = false;
+        options.threads = 2;
+        metal_emulator_use(&options);
+        struct calla_error error = {0};
+        struct gpu gpu = {.device = metal_device_open(&error)};
+        struct metal_sources sources = {.name = "faults", .language = METAL_LANGUAGE(4, 0)};
+        gpu.library = metal_library_new(gpu.device, &sources, &error);
+        gpu.commands = metal_commands_new(gpu.device, "test", &error);
+        assert_true(metal_commands_begin(gpu.commands, false, &error));
+        struct metal_pipeline *pipeline = pipeline_of(&gpu, kernels[i]);
+        struct metal_buffer *buffer = buffer_of(&gpu, 256, "numbers");
+        struct metal_view out = metal_bytes(buffer, 0, 256, METAL_WRITE);
+        metal_set_buffer(gpu.commands, 0, &out);
+        metal_dispatch(gpu.commands, (struct metal_size){64, 1, 1}, (struct metal_size){64, 1, 1});
+        assert_true(metal_commands_commit(gpu.commands, &error));
+        if (metal_commands_wait(gpu.commands, &error) || strstr(error.message, kernels[i]) == NULL)
+            fail_msg("%s: %s", kernels[i], error.message);
+        metal_buffer_free(buffer);
+        metal_pipeline_free(pipeline);
+        gpu_close(&gpu);
+    }
+}
+
 static void test_what_is_undefined_shows(void **state) {
     (void)state;
     struct gpu gpu = gpu_open(1);
@@ -483,6 +512,7 @@ int main(void) {
         cmocka_unit_test(test_atomic_and_plain_accesses_of_two_threadgroups),
         cmocka_unit_test(test_past_bytes_that_were_set),
         cmocka_unit_test(test_a_kernel_made_to_fail),
+        cmocka_unit_test(test_lanes_that_do_not_meet_when_unchecked),
         cmocka_unit_test(test_what_is_undefined_shows),
         cmocka_unit_test(test_a_host_that_does_not_wait_sees_old_bytes),
     };
