@@ -1,5 +1,6 @@
 /* Which kernels compute an op: for each kind a list, of which the first that fits is taken. */
 #include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/decode.h"
 #include "backend/cuda/generic.h"
 #include "backend/cuda/host_sort.h"
 
@@ -8,27 +9,37 @@
 static const struct cuda_kernel kernels[OP_KIND_COUNT][MAX_KERNELS] = {
     [OP_EMBED] = {{NULL, NULL, cuda_generic_embed}},
     [OP_RMS_NORM] = {{NULL, NULL, cuda_generic_rms_norm}},
-    [OP_LINEAR] = {{NULL, cuda_generic_input_workspace, cuda_generic_linear}},
+    [OP_LINEAR] = {{cuda_decode_sum_fits, NULL, cuda_decode_sum_launch},
+                   {cuda_decode_linear_fits, NULL, cuda_decode_linear_launch},
+                   {NULL, cuda_generic_input_workspace, cuda_generic_linear}},
     [OP_CONV_SILU] = {{NULL, NULL, cuda_generic_conv_silu}},
     [OP_DELTA_GATES] = {{NULL, NULL, cuda_generic_delta_gates}},
     [OP_DELTA_SCAN] = {{NULL, NULL, cuda_generic_delta_scan}},
     [OP_GATED_NORM] = {{NULL, NULL, cuda_generic_gated_norm}},
     [OP_DELTA_TAIL] = {{NULL, cuda_generic_delta_tail_workspace, cuda_generic_delta_tail}},
-    [OP_DELTA_STEP] = {{NULL, cuda_generic_delta_step_workspace, cuda_generic_delta_step}},
+    [OP_DELTA_STEP] = {{cuda_decode_delta_step_fits, NULL, cuda_decode_delta_step_launch},
+                       {NULL, cuda_generic_delta_step_workspace, cuda_generic_delta_step}},
     [OP_HEAD_NORM] = {{NULL, NULL, cuda_generic_rms_norm}},
     [OP_ROPE] = {{NULL, NULL, cuda_generic_rope}},
     [OP_KV_WRITE] = {{NULL, NULL, cuda_generic_kv_write}},
-    [OP_QK_PREP] = {{NULL, NULL, cuda_generic_qk_prep}},
-    [OP_ATTENTION] = {{NULL, NULL, cuda_generic_attention}},
-    [OP_ROUTER] = {{NULL, cuda_generic_input_workspace, cuda_generic_router}},
+    [OP_QK_PREP] = {{cuda_decode_qk_prep_fits, NULL, cuda_decode_qk_prep_launch},
+                    {NULL, NULL, cuda_generic_qk_prep}},
+    [OP_ATTENTION] = {{cuda_decode_attention_fits, cuda_decode_attention_workspace,
+                       cuda_decode_attention_launch},
+                      {NULL, NULL, cuda_generic_attention}},
+    [OP_ROUTER] = {{cuda_decode_router_fits, NULL, cuda_decode_router_launch},
+                   {NULL, cuda_generic_input_workspace, cuda_generic_router}},
     [OP_EXPERT_SORT] = {{cuda_host_sort_fits, NULL, cuda_host_sort, cuda_host_sort_pinned},
                         {NULL, NULL, cuda_generic_expert_sort}},
     [OP_EXPERT_LINEAR] = {{NULL, NULL, cuda_generic_expert_linear}},
     [OP_SWIGLU] = {{NULL, NULL, cuda_generic_swiglu}},
     [OP_EXPERT_COMBINE] = {{NULL, NULL, cuda_generic_expert_combine}},
-    [OP_EXPERT_GATE_UP] = {{NULL, cuda_generic_expert_gate_up_workspace, cuda_generic_expert_gate_up}},
-    [OP_EXPERT_DOWN] = {{NULL, cuda_generic_expert_down_workspace, cuda_generic_expert_down}},
-    [OP_HEAD] = {{NULL, cuda_generic_input_workspace, cuda_generic_head}},
+    [OP_EXPERT_GATE_UP] = {{cuda_decode_gate_up_fits, NULL, cuda_decode_gate_up_launch},
+                           {NULL, cuda_generic_expert_gate_up_workspace, cuda_generic_expert_gate_up}},
+    [OP_EXPERT_DOWN] = {{cuda_decode_down_fits, NULL, cuda_decode_down_launch},
+                        {NULL, cuda_generic_expert_down_workspace, cuda_generic_expert_down}},
+    [OP_HEAD] = {{cuda_decode_linear_fits, NULL, cuda_decode_linear_launch},
+                 {NULL, cuda_generic_input_workspace, cuda_generic_head}},
     [OP_SAMPLE] = {{NULL, cuda_generic_sample_workspace, cuda_generic_sample}},
 };
 

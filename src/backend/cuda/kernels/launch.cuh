@@ -30,28 +30,46 @@ __device__ static inline void cuda_let_next_start() {
 #endif
 }
 
+/* Blocks in clusters of `cluster`; 1: none. */
 template <typename... Parameters, typename... Arguments>
-static inline cudaError_t cuda_launch(void (*kernel)(Parameters...), cuda_start start, dim3 grid, dim3 block,
-                                      size_t shared_bytes, cudaStream_t stream, Arguments &&...arguments) {
+static inline cudaError_t cuda_launch_clusters(void (*kernel)(Parameters...), cuda_start start,
+                                               unsigned cluster, dim3 grid, dim3 block, size_t shared_bytes,
+                                               cudaStream_t stream, Arguments &&...arguments) {
     if (grid.x == 0 || grid.y == 0 || grid.z == 0)
-        return cudaSuccess; /* nothing to do */
-    if (shared_bytes > 48 * 1024) {
+        return cudaSuccess;         /* nothing to do */
+    if (shared_bytes > 16 * 1024) { /* with what the kernel declares, 48 KiB need no leave */
         cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                   static_cast<int>(shared_bytes));
         if (status != cudaSuccess)
             return status;
     }
-    cudaLaunchAttribute overlap;
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attributes[2] = {};
+    unsigned count = 0;
+    if (start == CUDA_OVERLAPPING) {
+        attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (cluster > 1) {
+        attributes[count].id = cudaLaunchAttributeClusterDimension;
+        attributes[count].val.clusterDim.x = cluster;
+        attributes[count].val.clusterDim.y = 1;
+        attributes[count++].val.clusterDim.z = 1;
+    }
     cudaLaunchConfig_t config = {};
     config.gridDim = grid;
     config.blockDim = block;
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
-    config.attrs = &overlap;
-    config.numAttrs = start == CUDA_OVERLAPPING ? 1 : 0;
+    config.attrs = attributes;
+    config.numAttrs = count;
     return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+}
+
+template <typename... Parameters, typename... Arguments>
+static inline cudaError_t cuda_launch(void (*kernel)(Parameters...), cuda_start start, dim3 grid, dim3 block,
+                                      size_t shared_bytes, cudaStream_t stream, Arguments &&...arguments) {
+    return cuda_launch_clusters(kernel, start, 1, grid, block, shared_bytes, stream,
+                                static_cast<Arguments &&>(arguments)...);
 }
 
 CUDA_EVERYWHERE static inline unsigned cuda_blocks(uint64_t count, unsigned size) {

@@ -1,0 +1,129 @@
+/* OP_ROUTER for one row: logits of all experts, softmax, the largest, and the shared expert's gate. One
+ * cluster of blocks, whose logits meet in the first block's shared memory. */
+#include "backend/cuda/decode.h"
+#include "backend/cuda/kernels/decode_router.cuh"
+
+struct router_parameters {
+    const float *x, *norm;
+    const unsigned char *codes, *gate_codes;
+    const float2 *pairs, *gate_pairs; /* scale and bias of each group */
+    int32_t *ids;
+    float *scores;
+    uint32_t experts, chosen, columns;
+    float epsilon;
+};
+
+template <bool NORMALISE>
+static __global__
+__launch_bounds__(32 * (ROUTER_WARPS + 1)) void decode_router(const __grid_constant__ router_parameters p) {
+    __shared__ float logits[ROUTER_EXPERTS], partials[ROUTER_QUADS][ROUTER_ROWS];
+    __shared__ float squares[ROUTER_QUADS], gate_parts[ROUTER_QUADS];
+    __shared__ __align__(16) uint2 bytes[ROUTER_WARPS][4][32];
+    __shared__ uint64_t received;
+    uint32_t rank = cluster_rank(), lane = threadIdx.x % 32, warp = threadIdx.x / 32,
+             quads = p.columns / QUAD_COLUMNS;
+    uint32_t quad = warp % ROUTER_QUADS, row = rank * ROUTER_ROWS + warp / ROUTER_QUADS * CUDA_TILE_ROWS;
+    bool works = warp < ROUTER_WARPS && quad < quads && row < p.experts,
+         gates = warp == ROUTER_WARPS && rank < quads;
+    if (threadIdx.x == 0) {
+        barrier_init(&received, 1);
+        barrier_fence();
+        copy_expect(&received, (p.experts + quads) * (uint32_t)sizeof(float));
+    }
+    __syncwarp();
+    cluster_arrive();
+    router_codes loaded;
+    float norm[8], gate_weights[8];
+    if (works) {
+        loaded = router_load(p.codes, p.pairs, row, p.columns, quad, lane);
+        if (NORMALISE)
+            quad_load(p.norm + quad * QUAD_COLUMNS, lane, norm);
+    }
+    if (gates)
+        gate_load(p.gate_codes, p.gate_pairs, p.norm, rank, lane, gate_weights);
+    cluster_wait();
+    cuda_let_next_start();
+    cuda_await_previous();
+
+    if (works) {
+        float x[8], sums[2];
+        quad_load(p.x + quad * QUAD_COLUMNS, lane, x);
+        if (NORMALISE) {
+            float square = 0;
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                square = fmaf(x[i], x[i], square);
+                x[i] *= norm[i];
+            }
+            square = sum_of_warp(square);
+            if (warp < ROUTER_QUADS && lane == 0)
+                squares[quad] = square;
+        }
+        router_product(loaded, x, lane, bytes[warp], sums);
+        if (lane % 4 < 2)
+            partials[quad][warp / ROUTER_QUADS * CUDA_TILE_ROWS + lane / 4 + lane % 4 * 8] =
+                lane % 4 ? sums[1] : sums[0];
+    }
+    if (gates) {
+        float x[8], gate = 0;
+        quad_load(p.x + rank * QUAD_COLUMNS, lane, x);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            gate = fmaf(gate_weights[i], x[i], gate);
+        gate = sum_of_warp(gate);
+        if (lane == 0)
+            send(&gate_parts[rank], gate, &received, 0);
+    }
+    __syncthreads();
+    float scale = 1;
+    if (NORMALISE) {
+        float square = 0;
+        for (uint32_t i = 0; i < quads; i++)
+            square += squares[i];
+        scale = rsqrtf(square / (float)p.columns + p.epsilon);
+    }
+    if (threadIdx.x < ROUTER_ROWS && rank * ROUTER_ROWS + threadIdx.x < p.experts) {
+        float sum = 0;
+        for (uint32_t i = 0; i < quads; i++)
+            sum += partials[i][threadIdx.x];
+        send(&logits[rank * ROUTER_ROWS + threadIdx.x], sum * scale, &received, 0);
+    }
+    if (rank == 0 && warp == 0) {
+        barrier_wait(&received, 0);
+        choose(logits, p.experts, p.chosen, lane, p.ids, p.scores);
+        if (lane == 0) {
+            float gate = 0;
+            for (uint32_t i = 0; i < quads; i++)
+                gate += gate_parts[i];
+            p.scores[p.chosen] = 1 / (1 + expf(-gate * scale));
+        }
+    }
+}
+
+bool cuda_decode_router_fits(const struct cuda_op *op, const struct cuda_device *device) {
+    const struct cuda_view *matrices = &op->views[op->op.constants.normalise ? 2 : 1];
+    return device->major >= 9 && router_fits(&op->views[0], matrices, matrices[2].columns);
+}
+
+cudaError_t cuda_decode_router_launch(const struct cuda_op *op, const struct cuda_device *device,
+                                      void *workspace, cudaStream_t stream) {
+    (void)workspace;
+    router_parameters p = {};
+    bool normalise = op->op.constants.normalise;
+    const struct cuda_view *matrices = &op->views[normalise ? 2 : 1];
+    p.x = (const float *)op->views[0].data;
+    p.norm = normalise ? (const float *)op->views[1].data : NULL;
+    p.codes = (const unsigned char *)matrices[0].data;
+    p.pairs = (const float2 *)matrices[0].scales;
+    p.gate_codes = (const unsigned char *)matrices[1].data;
+    p.gate_pairs = (const float2 *)matrices[1].scales;
+    p.ids = (int32_t *)matrices[2].data;
+    p.scores = (float *)matrices[3].data;
+    p.experts = matrices[0].rows;
+    p.chosen = matrices[2].columns;
+    p.columns = op->views[0].columns;
+    p.epsilon = op->op.constants.epsilon;
+    uint32_t threads = 32 * (ROUTER_WARPS + 1);
+    return cuda_launch_clusters(normalise ? decode_router<true> : decode_router<false>, cuda_overlap(device),
+                                ROUTER_CLUSTER, ROUTER_CLUSTER, threads, 0, stream, p);
+}
