@@ -367,11 +367,16 @@ static void choose_stops(const struct prefix_cache *cache, struct reading *readi
     add_stop(reading, (uint32_t)common);
 }
 
+/* Positions between stops where the text gives none: whole chunks, where these are longer. */
+static uint32_t interval_of(const struct calla_session *session) {
+    return session->chunk_rows > CACHE_INTERVAL ? session->chunk_rows : CACHE_INTERVAL;
+}
+
 uint32_t prefix_cache_stop(const struct calla_session *session) {
     const struct reading *reading = &session->reading;
-    uint32_t stop = (uint32_t)reading->count;
-    if (stop > reading->last_stop + CACHE_INTERVAL && reading->last_stop + CACHE_INTERVAL > session->position)
-        stop = reading->last_stop + CACHE_INTERVAL;
+    uint32_t stop = (uint32_t)reading->count, next = reading->last_stop + interval_of(session);
+    if (stop > next && next > session->position)
+        stop = next;
     for (size_t i = 0; i < reading->stop_count; i++)
         if (reading->stops[i] > session->position)
             return reading->stops[i] < stop ? reading->stops[i] : stop;
@@ -381,7 +386,7 @@ uint32_t prefix_cache_stop(const struct calla_session *session) {
 void prefix_cache_stopped(struct prefix_cache *cache, struct calla_session *session) {
     struct reading *reading = &session->reading;
     bool stop = session->position == reading->count;
-    bool interval = session->position == reading->last_stop + CACHE_INTERVAL;
+    bool interval = session->position == reading->last_stop + interval_of(session);
     for (size_t i = 0; i < reading->stop_count; i++)
         stop = stop || reading->stops[i] == session->position;
     if (!stop && !interval)

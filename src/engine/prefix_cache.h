@@ -2,9 +2,9 @@
  * where another text may go on differently. A session that is to read something begins at the longest one
  * that it begins with, whoever made it.
  *
- * The places, called stops, are the ends of turns, every CACHE_INTERVAL tokens, and wherever two texts were
- * seen to part. All snapshots together stay within one budget, which is made room in before one is taken; the
- * least valuable go first. Used by the thread that owns the model. */
+ * The places, called stops, are the ends of turns, every CACHE_INTERVAL tokens (or chunk, if that is more),
+ * and wherever two texts were seen to part. All snapshots together stay within one budget, which is made
+ * room in before one is taken; the least valuable go first. Used by the thread that owns the model. */
 #ifndef CALLA_ENGINE_PREFIX_CACHE_H
 #define CALLA_ENGINE_PREFIX_CACHE_H
 
