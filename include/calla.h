@@ -85,7 +85,7 @@ struct calla_model_info {
     const char *device;    /* what computes: the processor's or the GPU's name */
     uint64_t memory_bytes; /* that weights and sessions share: the machine's or the GPU's; 0: unknown */
     uint32_t vocabulary;   /* rows of the head, padding included */
-    uint32_t tokens;     /* ids that the tokenizer defines: [0, tokens) */
+    uint32_t tokens;       /* ids that the tokenizer defines: [0, tokens) */
     uint32_t layers, hidden_size;
     uint32_t context_limit;      /* positions that the model was made for */
     uint64_t weight_bytes;       /* of the text model */

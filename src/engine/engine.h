@@ -28,6 +28,7 @@ struct calla_model {
     unsigned char key[32]; /* what files of sessions are bound to, once model_key has been asked for it */
     bool have_key;
     struct prefix_cache *cache; /* NULL: none */
+    uint64_t cache_memory;      /* that it may take */
     struct reply_memory *replies;
 };
 

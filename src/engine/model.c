@@ -155,6 +155,7 @@ static bool open_cache(struct calla_model *model, const struct calla_model_optio
     if (none)
         return true;
     model->cache = prefix_cache_open(model, memory, &disk, error);
+    model->cache_memory = memory; /* other threads ask for it, and may not look into the cache */
     return model->cache != NULL && (disk.folder == NULL || use_replies(model, disk.folder, error));
 }
 
@@ -224,9 +225,7 @@ void calla_model_info(const struct calla_model *model, struct calla_model_info *
     info->context_limit = model->config.context_limit;
     info->weight_bytes = model->weights.bytes;
     info->skipped_tensors = model->weights.skipped;
-    struct calla_cache_info cache;
-    calla_cache_info(model, &cache);
-    info->cache_memory = cache.memory_limit;
+    info->cache_memory = model->cache_memory;
     struct session_layout layout = {0};
     if (!forward_layout(&layout, &model->config, &model->policy, 1, NULL))
         return;
