@@ -1,6 +1,8 @@
 #include "backend/host.h"
 
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
 
 #include "backend/binding.h"
 #include "plan/op_check.h"
@@ -55,18 +57,38 @@ bool host_load(struct backend *base, struct weights *weights, const struct calla
     return true;
 }
 
-/* Zeroed memory. */
-static bool memory_new(struct memory *memory, uint64_t size, const char *what, struct calla_error *error) {
+/* 64-byte aligned memory of undefined contents, in huge pages as far as it fills some and the system has
+ * them: the fewer pages, the less often the processor must find out where one lies. NULL if there is none. */
+static void *allocate(size_t size) {
+    void *data = NULL;
+    size_t huge = size / HUGE_PAGE * HUGE_PAGE;
+    if (posix_memalign(&data, huge > 0 ? HUGE_PAGE : 64, size) != 0)
+        return NULL;
+#if defined(MADV_HUGEPAGE)
+    if (huge > 0)
+        madvise(data, huge, MADV_HUGEPAGE);
+#endif
+    return data;
+}
+
+/* Zeroed memory; with `whole` all of it will be used. */
+static bool memory_new(struct memory *memory, uint64_t size, bool whole, const char *what,
+                       struct calla_error *error) {
     memory->size = size;
-    memory->data = size < SIZE_MAX ? calloc(1, (size_t)size + 1) : NULL;
+    if (size >= SIZE_MAX)
+        memory->data = NULL;
+    else if (!whole || size == 0)
+        memory->data = calloc(1, (size_t)size + 1);
+    else if ((memory->data = allocate((size_t)size)) != NULL)
+        memset(memory->data, 0, (size_t)size);
     return memory->data != NULL || error_memory(error, what, (size_t)size);
 }
 
 bool memory_reserve(struct memory *memory, size_t size, const char *what, struct calla_error *error) {
     if (size <= memory->size)
         return true;
-    void *data = NULL;
-    if (posix_memalign(&data, 64, size) != 0)
+    void *data = allocate(size);
+    if (data == NULL)
         return error_memory(error, what, size); /* programs that work in what there is go on to */
     free(memory->data);
     *memory = (struct memory){.data = data, .size = size};
@@ -80,7 +102,7 @@ bool host_reserve_workspaces(struct host_backend *backend, size_t size, struct c
     return true;
 }
 
-static struct memory *memories_new(const struct buffer_shape *shapes, uint32_t count,
+static struct memory *memories_new(const struct buffer_shape *shapes, uint32_t count, bool whole,
                                    struct calla_error *error) {
     struct memory *memories = calloc(count + (size_t)1, sizeof *memories);
     if (memories == NULL) {
@@ -88,7 +110,7 @@ static struct memory *memories_new(const struct buffer_shape *shapes, uint32_t c
         return NULL;
     }
     for (uint32_t i = 0; i < count; i++)
-        if (!memory_new(&memories[i], buffer_shape_bytes(&shapes[i]), shapes[i].name, error)) {
+        if (!memory_new(&memories[i], buffer_shape_bytes(&shapes[i]), whole, shapes[i].name, error)) {
             while (i-- > 0)
                 free(memories[i].data);
             free(memories);
@@ -112,9 +134,9 @@ struct device_session *host_session_open(struct backend *base, const struct sess
     }
     session->backend = (struct host_backend *)base;
     session->state_count = layout->state_count;
-    session->state = memories_new(layout->state, layout->state_count, error);
+    session->state = memories_new(layout->state, layout->state_count, true, error);
     if (session->state != NULL && host_kv_open(session, layout, error))
-        session->step = memories_new(layout->step, STEP_BUFFER_COUNT, error);
+        session->step = memories_new(layout->step, STEP_BUFFER_COUNT, false, error);
     if (session->step != NULL)
         return session;
     host_session_close(session);

@@ -14,8 +14,7 @@
 #include "base/system.h"
 
 #define SEGMENT_BYTES ((size_t)1 << 30)
-#define SEGMENT_BLOCKS 1024          /* at most */
-#define AREA_ALIGN ((size_t)2 << 20) /* a huge page */
+#define SEGMENT_BLOCKS 1024 /* at most */
 
 struct kv_segment {
     struct kv_segment *next;
@@ -117,7 +116,7 @@ static struct kv_segment *segment_new(const struct kv_geometry *geometry, struct
         segment->geometry.row_bytes[i] = geometry->row_bytes[i];
         segment->areas[i] = segment->size;
         size_t area = kv_geometry_bytes(geometry, i) * segment->block_count;
-        segment->size += (area + AREA_ALIGN - 1) / AREA_ALIGN * AREA_ALIGN;
+        segment->size += (area + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
     }
     for (uint32_t i = 0; i < segment->block_count; i++)
         segment->blocks[i] = (struct kv_block){.segment = segment, .index = i};
@@ -242,6 +241,23 @@ unsigned char *kv_block_data(const struct kv_block *block, uint32_t buffer) {
     return block->segment->base + place_of(block, buffer);
 }
 
+/* Makes a huge page of what lies at `address` and before, as far as the block completes one. Memory files
+ * seldom get huge pages by themselves (they are off in shmem_enabled), but whoever asks for one gets it. A
+ * range that is not all the file's, in order, is refused, which does no harm. */
+static void join_pages(const struct kv_block *block, uint32_t buffer, void *address, size_t size) {
+#if defined(__linux__)
+#if !defined(MADV_COLLAPSE)
+#define MADV_COLLAPSE 25
+#endif
+    uintptr_t begin = (uintptr_t)address / HUGE_PAGE * HUGE_PAGE;
+    uintptr_t end = ((uintptr_t)address + size) / HUGE_PAGE * HUGE_PAGE;
+    if (begin < end && ((uintptr_t)address - place_of(block, buffer)) % HUGE_PAGE == 0)
+        madvise((unsigned char *)address - ((uintptr_t)address - begin), end - begin, MADV_COLLAPSE);
+#else
+    (void)block, (void)buffer, (void)address, (void)size;
+#endif
+}
+
 bool kv_block_map(const struct kv_block *block, uint32_t buffer, void *address, struct calla_error *error) {
     size_t size = kv_geometry_bytes(&block->segment->geometry, buffer);
     if (size == 0)
@@ -253,6 +269,7 @@ bool kv_block_map(const struct kv_block *block, uint32_t buffer, void *address, 
 #if defined(MADV_HUGEPAGE)
     madvise(address, size, MADV_HUGEPAGE); /* where the system lets memory files have huge pages */
 #endif
+    join_pages(block, buffer, address, size);
     return true;
 }
 
@@ -264,9 +281,16 @@ bool kv_block_map(const struct kv_block *block, uint32_t buffer, void *address, 
 #define RANGE_FLAGS (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
 
 void *kv_range_new(size_t size, struct calla_error *error) {
-    void *range = mmap(NULL, size + 1, PROT_READ, RANGE_FLAGS, -1, 0);
-    if (range != MAP_FAILED)
-        return range;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), whole = (size + page) / page * page;
+    unsigned char *range = mmap(NULL, whole + HUGE_PAGE, PROT_READ, RANGE_FLAGS, -1, 0);
+    if (range != MAP_FAILED) {
+        /* From where a huge page can begin. */
+        size_t before = (HUGE_PAGE - (uintptr_t)range % HUGE_PAGE) % HUGE_PAGE;
+        if (before > 0)
+            munmap(range, before);
+        munmap(range + before + whole, HUGE_PAGE - before);
+        return range + before;
+    }
     error_set(error, CALLA_OUT_OF_MEMORY, "There are no addresses for %zu bytes of keys and values: %s.",
               size, strerror(errno));
     return NULL;

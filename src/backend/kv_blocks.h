@@ -9,6 +9,8 @@
 
 #include "base/error.h"
 
+#define HUGE_PAGE ((size_t)2 << 20)
+
 /* What the blocks of some sessions look like: `positions` rows of each buffer, whole pages of memory. */
 struct kv_geometry {
     uint32_t buffers, positions;
@@ -49,7 +51,8 @@ void kv_block_release(struct kv_store *store, struct kv_block *block, bool snaps
 uint64_t kv_block_bytes(const struct kv_block *block);
 /* The rows of one buffer, at an address of the store's own. */
 unsigned char *kv_block_data(const struct kv_block *block, uint32_t buffer);
-/* Maps them at `address` as well, in place of what is mapped there. */
+/* Maps them at `address` as well, in place of what is mapped there. Blocks that follow each other in both get
+ * huge pages, as soon as they fill one, where the system can do that. */
 bool kv_block_map(const struct kv_block *block, uint32_t buffer, void *address, struct calla_error *error);
 
 /* Addresses for `size` bytes, all zero and read only until blocks are mapped there; NULL with an error. */
