@@ -24,7 +24,7 @@ const struct emulator_module *emulator_module(const struct emulator_runtime *run
 
 HIDDEN void emulator_register(struct emulator_unit *unit);
 void emulator_register(struct emulator_unit *unit) {
-    unit->next = (struct emulator_unit *)module.units;
+    unit->next = module.units;
     module.units = unit;
 }
 

@@ -105,7 +105,7 @@ struct emulator_unit {
 };
 
 struct emulator_module {
-    const struct emulator_unit *units;
+    struct emulator_unit *units;
     bool checked; /* loads and stores are reported */
 };
 
