@@ -1,0 +1,519 @@
+/* y[token, feature] = sum_k W[feature, k] x[token, k] for many tokens: 4-bit weights are dequantised into
+ * registers, the matrix units' operand A, right from their tiles (cuda.h), and multiplied by bf16 activations
+ * in shared memory.
+ *
+ * A block stays on its multiprocessor and works through a list of items: 128 features (times TILES) by at most
+ * TOKENS tokens. One warpgroup of it only fetches: for each group of 64 columns, a *stage* of the tokens' rows
+ * (gathered, swizzled) and the features' tiles, many stages ahead and across items. Two warpgroups compute: while the matrix units multiply one batch of four k16 steps, the next batch is
+ * dequantised. Sums run over rising columns, so an element does not depend on the others of its item. */
+#ifndef CALLA_BACKEND_CUDA_KERNELS_PREFILL_GEMM_CUH
+#define CALLA_BACKEND_CUDA_KERNELS_PREFILL_GEMM_CUH
+
+#include "backend/cuda/kernels/hopper.cuh"
+#include "backend/cuda/kernels/wgmma.cuh"
+
+#include <cuda_bf16.h>
+
+#define GEMM_MATRICES 5
+#define GEMM_EXPERTS 1024 /* at most */
+#define GEMM_CONSUMERS 2  /* warpgroups */
+#define GEMM_THREADS (128 * (GEMM_CONSUMERS + 1))
+#define GEMM_SHARED_LIMIT (226 * 1024)
+
+enum gemm_kind {
+    GEMM_LINEAR,  /* up to GEMM_MATRICES matrices of one x, their features as if one after the other */
+    GEMM_GATE_UP, /* matrix 0: of the experts, matrix 1: the shared expert's; y = silu(gate x) * up x */
+    GEMM_DOWN,    /* the same without gates */
+};
+
+struct gemm_matrix {
+    const uint8_t *tiles, *more; /* more: of the up matrix, GEMM_GATE_UP */
+    const __nv_bfloat16 *x;
+    void *y;
+    uint32_t features; /* of one expert: a multiple of 16 */
+    uint32_t x_stride, y_stride;
+    uint32_t first; /* features of the matrices before: set by gemm_launch */
+    uint32_t accumulate;
+};
+
+struct gemm_arguments {
+    struct gemm_matrix matrices[GEMM_MATRICES];
+    uint32_t matrix_count;
+    uint32_t features; /* of all matrices: GEMM_LINEAR */
+    uint32_t groups;   /* columns / 64 */
+    uint32_t tokens;
+    const int32_t *starts, *order; /* of the experts' pairs */
+    uint32_t experts, pairs_a_row; /* row of x = pair / pairs_a_row */
+};
+
+struct gemm_item {
+    const struct gemm_matrix *matrix;
+    uint32_t feature; /* the first */
+    uint32_t expert;  /* 0 for dense matrices */
+    const int32_t *order;
+    uint32_t divisor;
+    uint32_t row, rows; /* of the order */
+};
+
+template <int KIND, int TILES, int TOKENS, int TILE_BYTES> struct gemm_shape {
+    static constexpr int features = KIND == GEMM_GATE_UP ? 64 * GEMM_CONSUMERS : 64 * GEMM_CONSUMERS * TILES;
+    static constexpr int slots = 4 * GEMM_CONSUMERS * TILES; /* tiles of weights a stage */
+    static constexpr int token_bytes = TOKENS * 128;
+    static constexpr int stage_bytes = (token_bytes + slots * TILE_BYTES + 1023) / 1024 * 1024;
+    static constexpr int head_bytes = 1024 + (KIND == GEMM_LINEAR ? 0 : GEMM_EXPERTS * 4 + 1024);
+    static constexpr int turn_bytes = 4 * GEMM_CONSUMERS * 2560;
+    static constexpr int fitting = (GEMM_SHARED_LIMIT - head_bytes - turn_bytes - 1024) / stage_bytes;
+    static constexpr int stages = fitting < 16 ? fitting : 16;
+    static constexpr int shared_bytes = head_bytes + 1024 + stages * stage_bytes + turn_bytes;
+};
+
+/* Tiles of `tokens` tokens that `rows` rows take. */
+__device__ __forceinline__ uint32_t gemm_tiles(uint32_t rows, uint32_t tokens) {
+    return (rows + tokens - 1) / tokens;
+}
+
+/* bf16(scale * code + bias) of a lane's 4 x 8 codes, in the order of the operand A of four k16 steps. */
+template <int TILE_BYTES>
+__device__ __forceinline__ void gemm_dequantise(uint32_t tile, uint32_t lane, uint32_t (&a)[16]) {
+    uint4 codes = shared_load_16(tile + 16 * lane);
+    uint32_t words[4] = {codes.x, codes.z, codes.y, codes.w};
+    if (TILE_BYTES == 576) {
+        uint2 pairs = shared_load_8(tile + 512 + 8 * (lane / 4));
+        uint32_t scale[2] = {__byte_perm(pairs.x, 0, 0x1010), __byte_perm(pairs.y, 0, 0x1010)};
+        uint32_t bias[2] = {__byte_perm(pairs.x, 0, 0x3232), __byte_perm(pairs.y, 0, 0x3232)};
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                uint32_t raised, code; /* 128 + code; 0xea: (a & b) | c */
+                asm("lop3.b32 %0, %1, %2, %3, 0xea;"
+                    : "=r"(raised)
+                    : "r"(words[i] >> 4 * j), "r"(0x000f000f), "r"(0x43004300));
+                asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(code) : "r"(raised), "r"(0x3f803f80), "r"(0xc300c300));
+                asm("fma.rn.bf16x2 %0, %1, %2, %3;"
+                    : "=r"(a[4 * j + i])
+                    : "r"(code), "r"(scale[i & 1]), "r"(bias[i & 1]));
+            }
+    } else {
+        uint4 pairs = shared_load_16(tile + 512 + 16 * (lane / 4));
+        float scale[2] = {__uint_as_float(pairs.x), __uint_as_float(pairs.z)};
+        float bias[2] = {__uint_as_float(pairs.y), __uint_as_float(pairs.w)};
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float low = (float)((words[i] >> 4 * j) & 15), high = (float)((words[i] >> (4 * j + 16)) & 15);
+                __nv_bfloat162 pair = __floats2bfloat162_rn(__fmaf_rn(scale[i & 1], low, bias[i & 1]),
+                                                            __fmaf_rn(scale[i & 1], high, bias[i & 1]));
+                a[4 * j + i] = *(uint32_t *)&pair;
+            }
+    }
+}
+
+/* The matrix of GEMM_LINEAR that a feature belongs to; past the last: the last. */
+__device__ __forceinline__ const struct gemm_matrix *gemm_matrix_of(const struct gemm_arguments &arguments,
+                                                                    uint32_t feature) {
+    uint32_t m = 0;
+    while (m + 1 < arguments.matrix_count && feature >= arguments.matrices[m + 1].first)
+        m++;
+    return &arguments.matrices[m];
+}
+
+/* Item `index` of the list; false past the last. prefix[e]: tiles of tokens of the experts before e. */
+template <int KIND, int TILES, int TOKENS, int TILE_BYTES>
+__device__ __forceinline__ bool gemm_find(const struct gemm_arguments &arguments, const uint32_t *prefix,
+                                          uint32_t index, struct gemm_item *item) {
+    constexpr uint32_t features = gemm_shape<KIND, TILES, TOKENS, TILE_BYTES>::features;
+    uint32_t token_tiles = gemm_tiles(arguments.tokens, TOKENS);
+    item->order = NULL;
+    item->expert = 0;
+    item->divisor = 1;
+    if (KIND == GEMM_LINEAR) {
+        item->matrix = &arguments.matrices[0];
+        item->feature = index / token_tiles * features;
+        if (item->feature >= arguments.features)
+            return false;
+        item->row = index % token_tiles * TOKENS;
+        item->rows = min(arguments.tokens - item->row, TOKENS);
+        return true;
+    }
+    uint32_t wide = (arguments.matrices[1].features + features - 1) / features;
+    if (index < wide * token_tiles) {
+        item->matrix = &arguments.matrices[1];
+        item->feature = index % wide * features;
+        item->row = index / wide * TOKENS;
+        item->rows = min(arguments.tokens - item->row, TOKENS);
+        return true;
+    }
+    index -= wide * token_tiles;
+    item->matrix = &arguments.matrices[0];
+    wide = (item->matrix->features + features - 1) / features;
+    uint32_t tile = index / wide;
+    if (tile >= prefix[arguments.experts])
+        return false;
+    uint32_t low = 0, high = arguments.experts;
+    while (high - low > 1) {
+        uint32_t middle = (low + high) / 2;
+        if (prefix[middle] <= tile)
+            low = middle;
+        else
+            high = middle;
+    }
+    item->expert = low;
+    item->feature = index % wide * features;
+    uint32_t first = arguments.starts[low], rows = arguments.starts[low + 1] - first;
+    /* An expert's rows are spread evenly over its tiles. */
+    uint32_t tiles = prefix[low + 1] - prefix[low], even = ((rows + tiles - 1) / tiles + 7) & ~7u;
+    uint32_t offset = (tile - prefix[low]) * even;
+    item->row = first + offset;
+    item->rows = offset < rows ? min(rows - offset, even) : 0;
+    item->order = arguments.order;
+    item->divisor = arguments.pairs_a_row;
+    return true;
+}
+
+/* prefix[0 .. experts] of tiles of tokens, by the whole block. */
+template <int TOKENS>
+__device__ __forceinline__ void gemm_count_tiles(const struct gemm_arguments &arguments, uint32_t *prefix) {
+    for (uint32_t e = threadIdx.x; e < arguments.experts; e += blockDim.x)
+        prefix[e + 1] = gemm_tiles(arguments.starts[e + 1] - arguments.starts[e], TOKENS);
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        uint32_t total = 0;
+        for (uint32_t first = 0; first < arguments.experts; first += 32) {
+            uint32_t e = first + threadIdx.x, sum = e < arguments.experts ? prefix[e + 1] : 0;
+            for (uint32_t step = 1; step < 32; step *= 2) {
+                uint32_t other = __shfl_up_sync(~0u, sum, step);
+                sum += threadIdx.x >= step ? other : 0;
+            }
+            if (e < arguments.experts)
+                prefix[e + 1] = total + sum;
+            total += __shfl_sync(~0u, sum, 31);
+        }
+        if (threadIdx.x == 0)
+            prefix[0] = 0;
+    }
+    __syncthreads();
+}
+
+#ifdef CALLA_HOPPER
+
+struct gemm_pipeline {
+    uint32_t full, empty; /* addresses of the first barriers, 8 bytes apart */
+    uint32_t stage, parity;
+    uint32_t address; /* of stage 0 */
+    uint32_t turn;    /* of the warps' memory for turning */
+};
+
+template <int STAGES> __device__ __forceinline__ void gemm_next(struct gemm_pipeline *p) {
+    if (++p->stage == STAGES) {
+        p->stage = 0;
+        p->parity ^= 1;
+    }
+}
+
+/* The fetching warpgroup's part of an item: 16 bytes a thread and copy, many copies in flight. */
+template <int KIND, int TILES, int TOKENS, int TILE_BYTES>
+__device__ __forceinline__ void gemm_fetch(const struct gemm_item &item, const struct gemm_arguments &arguments,
+                                           struct gemm_pipeline *p) {
+    typedef gemm_shape<KIND, TILES, TOKENS, TILE_BYTES> shape;
+    constexpr int ROW_COPIES = (TOKENS + 15) / 16, PIECES = TILE_BYTES / 16;
+    constexpr int TILE_COPIES = (shape::slots * PIECES + 127) / 128;
+    const struct gemm_matrix &matrix = *item.matrix;
+    uint32_t thread = threadIdx.x % 128, piece = thread % 8;
+    uint32_t rows[ROW_COPIES]; /* offsets in 16 bytes */
+#pragma unroll
+    for (int i = 0; i < ROW_COPIES; i++) {
+        uint32_t row = item.row + min(thread / 8 + 16 * i, item.rows - 1);
+        uint32_t source = item.order != NULL ? (uint32_t)item.order[row] / item.divisor : row;
+        rows[i] = source * (matrix.x_stride / 8) + piece;
+    }
+    const uint4 *x = (const uint4 *)matrix.x, *weights[TILE_COPIES];
+    uint32_t row_tiles = matrix.features / 16;
+#pragma unroll
+    for (int i = 0; i < TILE_COPIES; i++) {
+        uint32_t slot = (thread + 128 * i) / PIECES, row_tile = item.feature / 16 + slot;
+        const uint8_t *first = matrix.tiles;
+        if (KIND == GEMM_LINEAR) {
+            const struct gemm_matrix *of_slot = gemm_matrix_of(arguments, 16 * row_tile);
+            first = of_slot->tiles;
+            row_tile = min(row_tile - of_slot->first / 16, of_slot->features / 16 - 1);
+        } else {
+            if (KIND == GEMM_GATE_UP) {
+                row_tile = item.feature / 16 + slot / 8 * 4 + slot % 4;
+                first = slot % 8 < 4 ? matrix.tiles : matrix.more;
+            }
+            row_tile = min(row_tile, row_tiles - 1) + item.expert * row_tiles;
+        }
+        weights[i] = (const uint4 *)(first + (uint64_t)row_tile * arguments.groups * TILE_BYTES) +
+                     (thread + 128 * i) % PIECES;
+    }
+    uint32_t to = thread / 8 * 128 + ((piece ^ (thread / 8 & 7)) << 4);
+    for (uint32_t group = 0; group < arguments.groups; group++) {
+        barrier_wait(p->empty + 8 * p->stage, p->parity ^ 1);
+        uint32_t stage = p->address + p->stage * shape::stage_bytes;
+#pragma unroll
+        for (int i = 0; i < TILE_COPIES; i++)
+            if (thread + 128 * i < shape::slots * PIECES)
+                copy_async_16(stage + shape::token_bytes + (thread + 128 * i) * 16, weights[i] + group * PIECES);
+#pragma unroll
+        for (int i = 0; i < ROW_COPIES; i++)
+            if (16 * i < item.rows)
+                copy_async_16(stage + to + 2048 * i, x + rows[i]);
+        barrier_arrive_after_copies(p->full + 8 * p->stage);
+        x += 8;
+        gemm_next<shape::stages>(p);
+    }
+}
+
+/* A warp's way out: 16 features of 32 tokens are turned in its part of shared memory, so that a token's features
+ * are stored as whole sectors. */
+#define GEMM_TURN_BYTES 2560 /* 32 tokens x 16 float32, 80 bytes apart; as bf16 32 bytes apart */
+
+/* Of a lane's sums of 32 tokens (4 blocks of 8). */
+template <typename OUT> __device__ __forceinline__ void gemm_turn(uint32_t memory, const float (&d)[16], uint32_t lane) {
+    if (sizeof(OUT) == 4) {
+#pragma unroll
+        for (int b = 0; b < 4; b++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                asm volatile("st.shared.f32 [%0], %1;" ::"r"(memory + (8 * b + lane % 4 * 2 + (i & 1)) * 80 +
+                                                            (lane / 4 + i / 2 * 8) * 4),
+                             "f"(d[4 * b + i])
+                             : "memory");
+        return;
+    }
+    /* Matrices of 8 features x 8 tokens: features 0 .. 7 and 8 .. 15 of a block, then of the next. A token's two
+     * pieces of 8 features change places every 4 tokens, which spreads them over the banks. */
+#pragma unroll
+    for (int b = 0; b < 4; b += 2) {
+        uint32_t v[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            __nv_bfloat162 pair = __floats2bfloat162_rn(d[4 * b + 2 * i], d[4 * b + 2 * i + 1]);
+            v[i] = *(uint32_t *)&pair;
+        }
+        uint32_t token = 8 * b + lane / 16 * 8 + lane % 8, piece = lane / 8 % 2;
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                         memory + token * 32 + ((piece ^ (token >> 2 & 1)) << 4)),
+                     "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
+                     : "memory");
+    }
+}
+
+/* Stores `tokens` of 32 turned tokens; rows[i]: the lane's i-th token's row of y. */
+template <typename OUT>
+__device__ __forceinline__ void gemm_store(uint32_t memory, OUT *y, uint32_t stride, const uint32_t *rows,
+                                           uint32_t tokens, bool accumulate, uint32_t lane) {
+    constexpr int PIECES = 16 * sizeof(OUT) / 16; /* a token */
+    float4 before[PIECES];
+    OUT *to[PIECES];
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) {
+        uint32_t token = (lane + 32 * i) / PIECES, piece = lane % PIECES;
+        to[i] = token < tokens ? y + (uint64_t)rows[i] * stride + piece * (16 / sizeof(OUT)) : NULL;
+        if (sizeof(OUT) == 4) {
+            before[i] = make_float4(0, 0, 0, 0);
+            if (accumulate && to[i] != NULL)
+                before[i] = *(const float4 *)to[i];
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) {
+        uint32_t token = (lane + 32 * i) / PIECES, piece = lane % PIECES;
+        uint4 v = shared_load_16(memory + (sizeof(OUT) == 4 ? token * 80 + piece * 16
+                                                            : token * 32 + ((piece ^ (token >> 2 & 1)) << 4)));
+        if (sizeof(OUT) == 4) {
+            float4 sum = make_float4(
+                before[i].x + __uint_as_float(v.x), before[i].y + __uint_as_float(v.y),
+                before[i].z + __uint_as_float(v.z), before[i].w + __uint_as_float(v.w));
+            v = *(uint4 *)&sum;
+        }
+        if (to[i] != NULL)
+            *(uint4 *)to[i] = v;
+    }
+}
+
+/* A computing warpgroup's part of an item of at most N tokens. */
+template <int KIND, int TILES, int TOKENS, int TILE_BYTES, typename OUT, int N>
+__device__ __forceinline__ void gemm_compute(const struct gemm_item &item, const struct gemm_arguments &arguments,
+                                             struct gemm_pipeline *p) {
+    typedef gemm_shape<KIND, TILES, TOKENS, TILE_BYTES> shape;
+    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, warpgroup = threadIdx.x / 128 - 1;
+    float sums[TILES][N / 2];
+#pragma unroll
+    for (int i = 0; i < TILES; i++)
+#pragma unroll
+        for (int j = 0; j < N / 2; j++)
+            sums[i][j] = 0;
+    uint32_t a[2][16];
+    uint32_t previous = 0;
+#pragma unroll 2
+    for (uint32_t group = 0; group < arguments.groups; group++) {
+        barrier_wait(p->full + 8 * p->stage, p->parity);
+        fence_for_matrix_units();
+        uint64_t b = matrix_of_rows(p->address + p->stage * shape::stage_bytes);
+        uint32_t tiles = p->address + p->stage * shape::stage_bytes + shape::token_bytes +
+                         (warpgroup * TILES * 4 + warp) * TILE_BYTES;
+#pragma unroll
+        for (int i = 0; i < TILES; i++) {
+            uint32_t(&registers)[16] = a[TILES == 2 ? i : group & 1];
+            wgmma_wait<1>();
+            if (i == TILES - 1 && group >= (TILES == 2 ? 1 : 2)) {
+                /* The batch before the one in flight is done, and with it its stage. */
+                if (lane == 0)
+                    barrier_arrive(p->empty + 8 * previous);
+                if (++previous == shape::stages)
+                    previous = 0;
+            } else if (i == TILES - 1 && group == 0) {
+                previous = p->stage;
+            }
+            gemm_dequantise<TILE_BYTES>(tiles + i * 4 * TILE_BYTES, lane, registers);
+            wgmma_begin();
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                wgmma_registers(sums[i], registers + 4 * j, b + 2 * j);
+            wgmma_commit();
+        }
+        gemm_next<shape::stages>(p);
+    }
+    wgmma_wait<0>();
+    for (uint32_t left = min(arguments.groups, TILES == 2 ? 1 : 2); left > 0; left--) {
+        if (lane == 0)
+            barrier_arrive(p->empty + 8 * previous);
+        if (++previous == shape::stages)
+            previous = 0;
+    }
+#pragma unroll
+    for (int i = 0; i < TILES; i++)
+        wgmma_hold(sums[i]);
+
+    constexpr int OUTPUTS = KIND == GEMM_GATE_UP ? 1 : TILES, PIECES = sizeof(OUT);
+    uint32_t turn = p->turn + threadIdx.x / 32 % (4 * GEMM_CONSUMERS) * GEMM_TURN_BYTES;
+    const struct gemm_matrix *matrices[OUTPUTS];
+    OUT *y[OUTPUTS];
+#pragma unroll
+    for (int i = 0; i < OUTPUTS; i++) {
+        uint32_t feature = item.feature + (warpgroup * OUTPUTS + i) * 64 + warp * 16;
+        matrices[i] = KIND == GEMM_LINEAR ? gemm_matrix_of(arguments, feature) : item.matrix;
+        feature -= KIND == GEMM_LINEAR ? matrices[i]->first : 0;
+        y[i] = feature < matrices[i]->features ? (OUT *)matrices[i]->y + feature : NULL;
+    }
+#pragma unroll
+    for (int first = 0; first < N; first += 32) {
+        uint32_t rows[PIECES], tokens = item.rows > first ? item.rows - first : 0;
+#pragma unroll
+        for (int i = 0; i < PIECES; i++) {
+            uint32_t token = (lane + 32 * i) / PIECES;
+            rows[i] = item.row + first + token;
+            if (item.order != NULL && token < tokens)
+                rows[i] = item.order[rows[i]];
+        }
+#pragma unroll
+        for (int i = 0; i < OUTPUTS; i++) {
+            float d[16];
+#pragma unroll
+            for (int j = 0; j < 16; j++) {
+                d[j] = 0;
+                if (first / 2 + j < N / 2) {
+                    d[j] = sums[i][(first / 2 + j) % (N / 2)];
+                    if (KIND == GEMM_GATE_UP)
+                        d[j] = d[j] / (1 + __expf(-d[j])) * sums[TILES - 1][(first / 2 + j) % (N / 2)];
+                }
+            }
+            gemm_turn<OUT>(turn, d, lane);
+            __syncwarp();
+            if (y[i] != NULL)
+                gemm_store<OUT>(turn, y[i], matrices[i]->y_stride, rows, tokens,
+                                KIND == GEMM_LINEAR && matrices[i]->accumulate, lane);
+            __syncwarp();
+        }
+    }
+}
+
+/* The block's items whose tokens N takes and the narrower width does not: one loop a width, because ptxas gives up
+ * on keeping products in flight when widths are branches of one loop. */
+template <int KIND, int TILES, int TOKENS, int TILE_BYTES, typename OUT, int NARROWER, int N>
+__device__ __forceinline__ void gemm_compute_items(const struct gemm_arguments &arguments, const uint32_t *prefix,
+                                                   struct gemm_pipeline *p) {
+    struct gemm_item item;
+    for (uint32_t index = blockIdx.x;
+         gemm_find<KIND, TILES, TOKENS, TILE_BYTES>(arguments, prefix, index, &item); index += gridDim.x)
+        if (item.rows > NARROWER && item.rows <= N)
+            gemm_compute<KIND, TILES, TOKENS, TILE_BYTES, OUT, N>(item, arguments, p);
+}
+
+template <int KIND, int TILES, int TOKENS, int TILE_BYTES, typename OUT, int NARROWER, int N, int... WIDER>
+__device__ __forceinline__ void gemm_compute_widths(const struct gemm_arguments &arguments, const uint32_t *prefix,
+                                                    struct gemm_pipeline *p) {
+    gemm_compute_items<KIND, TILES, TOKENS, TILE_BYTES, OUT, NARROWER, N>(arguments, prefix, p);
+    if constexpr (sizeof...(WIDER) > 0)
+        gemm_compute_widths<KIND, TILES, TOKENS, TILE_BYTES, OUT, N, WIDER...>(arguments, prefix, p);
+}
+
+#endif
+
+/* The kernel; WIDTHS: the tokens an item may be computed with, rising, the last is TOKENS. */
+template <int KIND, int TILES, int TILE_BYTES, typename OUT, int TOKENS, int... WIDTHS>
+__global__ void __launch_bounds__(GEMM_THREADS, 1)
+    gemm_kernel(const __grid_constant__ struct gemm_arguments arguments) {
+#ifdef CALLA_HOPPER
+    typedef gemm_shape<KIND, TILES, TOKENS, TILE_BYTES> shape;
+    extern __shared__ uint8_t shared[];
+    uint8_t *memory = (uint8_t *)(((uintptr_t)shared + 1023) & ~(uintptr_t)1023);
+    uint32_t *prefix = (uint32_t *)(memory + 1024);
+    struct gemm_pipeline pipeline = {shared_address(memory),
+                                     shared_address(memory) + 8 * shape::stages,
+                                     0, 0, shared_address(memory) + shape::head_bytes,
+                                     shared_address(memory) + shape::head_bytes + shape::stages * shape::stage_bytes};
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < shape::stages; i++) {
+            barrier_init(pipeline.full + 8 * i, 128);
+            barrier_init(pipeline.empty + 8 * i, 4 * GEMM_CONSUMERS);
+        }
+        fence_for_matrix_units();
+    }
+    if (KIND != GEMM_LINEAR)
+        gemm_count_tiles<TOKENS>(arguments, prefix);
+    __syncthreads();
+    if (threadIdx.x < 128) {
+        registers_fewer<56>();
+        constexpr uint32_t widths[] = {0, WIDTHS...};
+        struct gemm_item item;
+        for (uint32_t w = 0; w < sizeof...(WIDTHS); w++)
+            for (uint32_t index = blockIdx.x;
+                 gemm_find<KIND, TILES, TOKENS, TILE_BYTES>(arguments, prefix, index, &item); index += gridDim.x)
+                if (item.rows > widths[w] && item.rows <= widths[w + 1])
+                    gemm_fetch<KIND, TILES, TOKENS, TILE_BYTES>(item, arguments, &pipeline);
+    } else {
+        registers_more<224>();
+        gemm_compute_widths<KIND, TILES, TOKENS, TILE_BYTES, OUT, 0, WIDTHS...>(arguments, prefix, &pipeline);
+    }
+#endif
+}
+
+/* Queues a product: as many blocks as multiprocessors, or as items of GEMM_LINEAR if those are fewer. */
+template <int KIND, int TILES, int TILE_BYTES, typename OUT, int TOKENS, int... WIDTHS>
+cudaError_t gemm_launch(struct gemm_arguments arguments, int multiprocessors, cudaStream_t stream) {
+    typedef gemm_shape<KIND, TILES, TOKENS, TILE_BYTES> shape;
+    auto kernel = gemm_kernel<KIND, TILES, TILE_BYTES, OUT, TOKENS, WIDTHS...>;
+    uint32_t blocks = multiprocessors;
+    if (KIND == GEMM_LINEAR) {
+        arguments.features = 0;
+        for (uint32_t m = 0; m < arguments.matrix_count; m++) {
+            arguments.matrices[m].first = arguments.features;
+            arguments.features += arguments.matrices[m].features;
+        }
+        uint32_t items = (arguments.features + shape::features - 1) / shape::features *
+                         ((arguments.tokens + TOKENS - 1) / TOKENS);
+        blocks = items < blocks ? items : blocks;
+    }
+    cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape::shared_bytes);
+    if (error != cudaSuccess)
+        return error;
+    kernel<<<blocks, GEMM_THREADS, shape::shared_bytes, stream>>>(arguments);
+    return cudaGetLastError();
+}
+
+#endif

@@ -1,0 +1,302 @@
+/* Which experts many tokens go to: logits of all experts with the matrix units, then softmax and the best.
+ *
+ * Scores decide which expert is chosen, so the logits are as exact as in float32: the weights' 8-bit codes are
+ * exact in float16, and x, scaled by a power of two of its row, is taken as the sum of two float16 numbers (22
+ * bits). Codes are summed per group of 64 columns; scale and bias are applied to the group's sums in float32.
+ * Within a group the columns are taken in the order in which a lane loads them, 16 neighbours at a time: 4 for
+ * each k16 step. */
+#ifndef CALLA_BACKEND_CUDA_KERNELS_PREFILL_ROUTER_CUH
+#define CALLA_BACKEND_CUDA_KERNELS_PREFILL_ROUTER_CUH
+
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#define ROUTER_EXPERTS 256 /* at most */
+#define ROUTER_CHOSEN 32   /* at most */
+#define ROUTER_WARPS 8
+#define ROUTER_CHUNK 512                /* columns in shared memory at a time */
+#define ROUTER_STRIDE (ROUTER_CHUNK + 8) /* no bank is hit twice */
+
+struct router_arguments {
+    const float *x, *norm; /* norm: NULL, or its weight */
+    const uint8_t *codes, *gate_codes;
+    const float2 *pairs, *gate_pairs; /* (scale, bias) of each group */
+    int32_t *ids;
+    float *scores;
+    uint64_t x_stride, ids_stride, scores_stride;
+    uint32_t tokens, columns, experts, chosen;
+    float epsilon;
+};
+
+template <int BLOCKS> struct router_memory { /* of 8 tokens */
+    __half high[8 * BLOCKS][ROUTER_STRIDE], low[8 * BLOCKS][ROUTER_STRIDE];
+    float sums[8 * BLOCKS][ROUTER_CHUNK / 64];
+    float logits[8 * BLOCKS][ROUTER_EXPERTS + 1];
+    float norm[8 * BLOCKS], power[8 * BLOCKS], gate[8 * BLOCKS];
+};
+
+__device__ __forceinline__ float router_sum(float x) {
+    for (int step = 16; step > 0; step /= 2)
+        x += __shfl_xor_sync(~0u, x, step);
+    return x;
+}
+
+__device__ __forceinline__ float router_max(float x) {
+    for (int step = 16; step > 0; step /= 2)
+        x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
+    return x;
+}
+
+/* Two codes (bytes 0 and 1 or 2 and 3 of a word) as float16. */
+template <int FIRST> __device__ __forceinline__ uint32_t router_codes(uint32_t word) {
+    uint32_t raised = __byte_perm(word, 0x64646464, FIRST == 0 ? 0x4140 : 0x4342);
+    __half2 codes = __hsub2(*(__half2 *)&raised, __floats2half2_rn(1024, 1024));
+    return *(uint32_t *)&codes;
+}
+
+__device__ __forceinline__ void router_multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* Norm and largest of each row. */
+template <int BLOCKS>
+__device__ __forceinline__ void router_measure(const struct router_arguments &a, struct router_memory<BLOCKS> *memory,
+                                               uint32_t first, uint32_t warp, uint32_t lane) {
+    for (uint32_t row = warp; row < 8 * BLOCKS; row += ROUTER_WARPS) {
+        const float *x = a.x + (uint64_t)min(first + row, a.tokens - 1) * a.x_stride;
+        float squares = 0, most = 0;
+#pragma unroll 4
+        for (uint32_t i = 4 * lane; i < a.columns; i += 128) {
+            float4 v = *(const float4 *)(x + i);
+            squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+            if (a.norm != NULL) {
+                float4 w = *(const float4 *)(a.norm + i);
+                v = make_float4(v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w);
+            }
+            most = fmaxf(fmaxf(fmaxf(most, fabsf(v.x)), fmaxf(fabsf(v.y), fabsf(v.z))), fabsf(v.w));
+        }
+        squares = router_sum(squares);
+        float norm = a.norm != NULL ? 1.0f / sqrtf(squares / a.columns + a.epsilon) : 1.0f;
+        most = router_max(most) * norm;
+        if (lane == 0) {
+            int exponent = 0;
+            frexpf(most, &exponent);
+            /* At most 2^8 after scaling; no infinite power for rows of zeros, infinities or NaN. */
+            memory->power[row] = ldexpf(1.0f, max(-100, min(100, 8 - exponent)));
+            memory->norm[row] = norm;
+            memory->gate[row] = 0;
+        }
+    }
+}
+
+/* Columns [from, from + count) of the rows: split, and summed by group; the shared expert's gate on the way. */
+template <int BLOCKS>
+__device__ __forceinline__ void router_split(const struct router_arguments &a, struct router_memory<BLOCKS> *memory,
+                                             uint32_t first, uint32_t from, uint32_t count, uint32_t warp,
+                                             uint32_t lane) {
+    for (uint32_t row = warp; row < 8 * BLOCKS; row += ROUTER_WARPS) {
+        const float *x = a.x + (uint64_t)min(first + row, a.tokens - 1) * a.x_stride + from;
+        float norm = memory->norm[row], power = memory->power[row], gate = 0;
+#pragma unroll 4
+        for (uint32_t i = 4 * lane; i < ROUTER_CHUNK; i += 128) {
+            float4 v = make_float4(0, 0, 0, 0);
+            if (i < count) {
+                v = *(const float4 *)(x + i);
+                float4 w = make_float4(norm, norm, norm, norm);
+                if (a.norm != NULL) {
+                    float4 of_norm = *(const float4 *)(a.norm + from + i);
+                    v = make_float4(v.x * norm, v.y * norm, v.z * norm, v.w * norm);
+                    w = of_norm;
+                }
+                v = make_float4(v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w);
+                uchar4 codes = *(const uchar4 *)(a.gate_codes + from + i);
+                float2 pair = a.gate_pairs[(from + i) / 64];
+                gate = fmaf(fmaf(pair.x, codes.x, pair.y), v.x, gate);
+                gate = fmaf(fmaf(pair.x, codes.y, pair.y), v.y, gate);
+                gate = fmaf(fmaf(pair.x, codes.z, pair.y), v.z, gate);
+                gate = fmaf(fmaf(pair.x, codes.w, pair.y), v.w, gate);
+            }
+            float sum = (v.x + v.y) + (v.z + v.w);
+            for (int step = 8; step > 0; step /= 2)
+                sum += __shfl_xor_sync(~0u, sum, step);
+            if (lane % 16 == 0)
+                memory->sums[row][i / 64] = sum;
+            v = make_float4(v.x * power, v.y * power, v.z * power, v.w * power);
+            __half2 high[2] = {__floats2half2_rn(v.x, v.y), __floats2half2_rn(v.z, v.w)};
+            float2 part[2] = {__half22float2(high[0]), __half22float2(high[1])};
+            __half2 low[2] = {__floats2half2_rn(v.x - part[0].x, v.y - part[0].y),
+                              __floats2half2_rn(v.z - part[1].x, v.w - part[1].y)};
+            *(uint2 *)&memory->high[row][i] = make_uint2(*(uint32_t *)&high[0], *(uint32_t *)&high[1]);
+            *(uint2 *)&memory->low[row][i] = make_uint2(*(uint32_t *)&low[0], *(uint32_t *)&low[1]);
+        }
+        gate = router_sum(gate);
+        if (lane == 0)
+            memory->gate[row] += gate;
+    }
+}
+
+/* softmax over the experts, the `chosen` largest in falling order, the lower id first on a tie; scores that sum
+ * to 1. Where a logit is not a number, all scores are not, and the first experts are chosen. By a warp. */
+__device__ __forceinline__ void router_choose(const float *logits, uint32_t experts, uint32_t chosen, int32_t *ids,
+                                              float *scores, uint32_t lane) {
+    float p[ROUTER_EXPERTS / 32], most = -INFINITY, total = 0;
+#pragma unroll
+    for (int i = 0; i < ROUTER_EXPERTS / 32; i++) {
+        p[i] = lane + 32 * i < experts ? logits[lane + 32 * i] : -INFINITY;
+        most = fmaxf(most, p[i]);
+    }
+    most = router_max(most);
+#pragma unroll
+    for (int i = 0; i < ROUTER_EXPERTS / 32; i++) {
+        p[i] = lane + 32 * i < experts ? expf(p[i] - most) : -1.0f;
+        total += lane + 32 * i < experts ? p[i] : 0.0f;
+    }
+    total = router_sum(total);
+    bool number = !isnan(total);
+#pragma unroll
+    for (int i = 0; i < ROUTER_EXPERTS / 32; i++)
+        if (lane + 32 * i < experts)
+            p[i] = p[i] / total;
+    float mine = 0, sum = 0;
+    int32_t my_id = 0;
+    for (uint32_t k = 0; k < chosen; k++) {
+        float best = -2;
+        uint32_t at = 0;
+#pragma unroll
+        for (int i = 0; i < ROUTER_EXPERTS / 32; i++)
+            if (p[i] > best) {
+                best = p[i];
+                at = lane + 32 * i;
+            }
+        for (int step = 16; step > 0; step /= 2) {
+            float other = __shfl_xor_sync(~0u, best, step);
+            uint32_t other_at = __shfl_xor_sync(~0u, at, step);
+            if (other > best || (other == best && other_at < at)) {
+                best = other;
+                at = other_at;
+            }
+        }
+        if (!number) {
+            best = total;
+            at = k;
+        }
+#pragma unroll
+        for (int i = 0; i < ROUTER_EXPERTS / 32; i++)
+            if (at == lane + 32 * i)
+                p[i] = -1;
+        sum += best;
+        if (lane == k) {
+            mine = best;
+            my_id = at;
+        }
+    }
+    if (lane < chosen) {
+        ids[lane] = my_id;
+        scores[lane] = mine / sum;
+    }
+}
+
+/* 8 * BLOCKS tokens a block. */
+template <int BLOCKS>
+__global__ void __launch_bounds__(32 * ROUTER_WARPS) router_kernel(const __grid_constant__ struct router_arguments a) {
+    extern __shared__ __align__(16) uint8_t shared[];
+    struct router_memory<BLOCKS> *memory = (struct router_memory<BLOCKS> *)shared;
+    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    uint32_t first = blockIdx.x * 8 * BLOCKS, groups = a.columns / 64;
+    router_measure<BLOCKS>(a, memory, first, warp, lane);
+    __syncwarp();
+    float totals[2][BLOCKS][4] = {};
+    for (uint32_t from = 0; from < a.columns; from += ROUTER_CHUNK) {
+        uint32_t count = min(a.columns - from, ROUTER_CHUNK);
+        __syncthreads();
+        router_split<BLOCKS>(a, memory, first, from, count, warp, lane);
+        __syncthreads();
+        for (uint32_t group = 0; group < count / 64; group++) {
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+                uint32_t expert = 32 * warp + 16 * m;
+                if (expert >= a.experts)
+                    continue;
+                uint64_t row = expert + g;
+                uint4 codes[2] = {*(const uint4 *)(a.codes + row * a.columns + from + 64 * group + 16 * t),
+                                  *(const uint4 *)(a.codes + (row + 8) * a.columns + from + 64 * group + 16 * t)};
+                float2 pairs[2] = {a.pairs[row * groups + from / 64 + group],
+                                   a.pairs[(row + 8) * groups + from / 64 + group]};
+                const uint32_t *words[2] = {&codes[0].x, &codes[1].x};
+                float sums[BLOCKS][4] = {};
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    uint32_t weights[2][4];
+#pragma unroll
+                    for (int j = 0; j < 2; j++)
+#pragma unroll
+                        for (int i = 0; i < 2; i++) {
+                            weights[j][i] = router_codes<0>(words[i][2 * half + j]);
+                            weights[j][2 + i] = router_codes<2>(words[i][2 * half + j]);
+                        }
+#pragma unroll
+                    for (int b = 0; b < BLOCKS; b++) {
+                        uint32_t column = 64 * group + 16 * t + 8 * half;
+                        uint4 high = *(const uint4 *)&memory->high[8 * b + g][column];
+                        uint4 low = *(const uint4 *)&memory->low[8 * b + g][column];
+                        router_multiply(sums[b], weights[0], high.x, high.y);
+                        router_multiply(sums[b], weights[1], high.z, high.w);
+                        router_multiply(sums[b], weights[0], low.x, low.y);
+                        router_multiply(sums[b], weights[1], low.z, low.w);
+                    }
+                }
+#pragma unroll
+                for (int b = 0; b < BLOCKS; b++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        uint32_t token = 8 * b + 2 * t + (i & 1);
+                        float2 pair = pairs[i / 2];
+                        /* The power is divided out exactly. */
+                        totals[m][b][i] = fmaf(pair.x, sums[b][i] * (1 / memory->power[token]), totals[m][b][i]);
+                        totals[m][b][i] = fmaf(pair.y, memory->sums[token][group], totals[m][b][i]);
+                    }
+            }
+        }
+    }
+#pragma unroll
+    for (int m = 0; m < 2; m++)
+#pragma unroll
+        for (int b = 0; b < BLOCKS; b++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                uint32_t expert = 32 * warp + 16 * m + g + 8 * (i / 2);
+                if (expert < a.experts)
+                    memory->logits[8 * b + 2 * t + (i & 1)][expert] = totals[m][b][i];
+            }
+    __syncthreads();
+    for (uint32_t row = warp; row < 8 * BLOCKS && first + row < a.tokens; row += ROUTER_WARPS) {
+        float *scores = a.scores + (first + row) * a.scores_stride;
+        router_choose(memory->logits[row], a.experts, a.chosen, a.ids + (first + row) * a.ids_stride, scores, lane);
+        if (lane == 0)
+            scores[a.chosen] = 1 / (1 + expf(-memory->gate[row]));
+    }
+}
+
+template <int BLOCKS> cudaError_t router_launch_blocks(const struct router_arguments &arguments, cudaStream_t stream) {
+    cudaError_t error = cudaFuncSetAttribute(router_kernel<BLOCKS>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                             sizeof(struct router_memory<BLOCKS>));
+    if (error != cudaSuccess)
+        return error;
+    router_kernel<BLOCKS><<<(arguments.tokens + 8 * BLOCKS - 1) / (8 * BLOCKS), 32 * ROUTER_WARPS,
+                            sizeof(struct router_memory<BLOCKS>), stream>>>(arguments);
+    return cudaGetLastError();
+}
+
+static inline cudaError_t router_launch(const struct router_arguments &arguments, int multiprocessors,
+                                        cudaStream_t stream) {
+    if (arguments.tokens <= (uint32_t)multiprocessors * 8)
+        return router_launch_blocks<1>(arguments, stream);
+    if (arguments.tokens <= (uint32_t)multiprocessors * 16)
+        return router_launch_blocks<2>(arguments, stream);
+    return router_launch_blocks<4>(arguments, stream);
+}
+
+#endif
