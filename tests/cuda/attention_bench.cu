@@ -6,18 +6,20 @@
 /* 16 heads of 256, 2 KV heads; `tokens` rows after `position` others. */
 static void bench_attention(uint32_t tokens, uint32_t position) {
     uint32_t heads = 16, kv_heads = 2, size = 256, limit = position + tokens + 100;
-    float *q = random_float((uint64_t)tokens * heads * size, 1), *gate = random_float((uint64_t)tokens * heads * 512, 1);
+    float *q = random_float((uint64_t)tokens * heads * size, 1),
+          *gate = random_float((uint64_t)tokens * heads * 512, 1);
     __nv_bfloat16 *keys = random_bf16((uint64_t)limit * kv_heads * size, 1);
     __nv_bfloat16 *values = random_bf16((uint64_t)limit * kv_heads * size, 1);
     float *y = device_array<float>((uint64_t)tokens * heads * size);
     uint32_t *record = to_device(std::vector<uint32_t>{position});
-    struct attention_arguments arguments = {record, q, gate + 256, keys, values, y, size, 512, heads * size,
-                                            kv_heads * size, tokens, heads, kv_heads, limit};
+    struct attention_arguments arguments = {record, q,    gate + 256,      keys,   values, y,        size,
+                                            512,    size, kv_heads * size, tokens, heads,  kv_heads, limit};
     auto launch = [&](int) { check(attention_launch<float>(arguments, 0)); };
     poison(y, (uint64_t)tokens * heads * size * 4, 0xff);
     launch(0);
     check(cudaDeviceSynchronize());
-    auto host_q = to_host(q, (uint64_t)tokens * heads * size), host_gate = to_host(gate, (uint64_t)tokens * heads * 512);
+    auto host_q = to_host(q, (uint64_t)tokens * heads * size),
+         host_gate = to_host(gate, (uint64_t)tokens * heads * 512);
     auto host_k = to_host(keys, (uint64_t)limit * kv_heads * size);
     auto host_v = to_host(values, (uint64_t)limit * kv_heads * size);
     auto found = to_host(y, (uint64_t)tokens * heads * size);
@@ -41,14 +43,16 @@ static void bench_attention(uint32_t tokens, uint32_t position) {
         }
         for (uint32_t d = 0; d < size; d++)
             distance.add(found[((uint64_t)t * heads + head) * size + d],
-                         sum[d] / total / (1 + exp(-host_gate[((uint64_t)t * heads + head) * 512 + 256 + d])));
+                         sum[d] / total /
+                             (1 + exp(-host_gate[((uint64_t)t * heads + head) * 512 + 256 + d])));
     }
     for (auto value : found)
         distance.finite &= std::isfinite(value);
     double pairs = (double)tokens * position + tokens * (tokens + 1.0) / 2;
     char name[96];
     snprintf(name, sizeof name, "attention T=%u at %u", tokens, position);
-    report(name, time_of(launch), pairs * heads * size * 4, tokens * heads * size * 12.0 + limit * 2048.0, distance);
+    report(name, time_of(launch), pairs * heads * size * 4, tokens * heads * size * 12.0 + limit * 2048.0,
+           distance);
     cudaFree(q);
     cudaFree(gate);
     cudaFree(keys);

@@ -14,9 +14,9 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
-#define check(...)                                                                                            \
+#define check(...)                                                                                           \
     do {                                                                                                     \
-        cudaError_t error_ = (__VA_ARGS__);                                                                       \
+        cudaError_t error_ = (__VA_ARGS__);                                                                  \
         if (error_ != cudaSuccess) {                                                                         \
             printf("%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error_));                           \
             exit(1);                                                                                         \
@@ -92,7 +92,8 @@ __global__ static void fill_tiles(uint8_t *data, uint64_t tiles) {
         uint32_t bits = mixed(i * 3 + 1);
         if (i % words >= 128) {
             float scale = 0.002f + 0.004f * (bits & 0xffff) / 65536.0f;
-            __nv_bfloat162 pair = __floats2bfloat162_rn(scale, -7.5f * scale + 0.002f * (bits >> 16) / 65536.0f);
+            __nv_bfloat162 pair =
+                __floats2bfloat162_rn(scale, -7.5f * scale + 0.002f * (bits >> 16) / 65536.0f);
             bits = *(uint32_t *)&pair;
         }
         word[i] = bits;
@@ -157,10 +158,10 @@ template <typename LAUNCH> static double time_of(LAUNCH launch) {
 
 static inline void report(const char *name, double microseconds, double flops, double bytes,
                           const struct distance &distance) {
-    printf("%-44s %9.1f us %7.1f TFLOP/s (%4.1f %%) %6.2f TB/s  off %.1e, largest %.1e%s%s\n", name, microseconds,
-           flops / microseconds * 1e-6, flops / microseconds * 1e-6 / 7.9, bytes / microseconds * 1e-6,
-           distance.relative(), distance.largest, distance.bad ? " NOT A NUMBER" : "",
-           distance.finite ? "" : " NOT ALL WRITTEN");
+    printf("%-44s %9.1f us %7.1f TFLOP/s (%4.1f %%) %6.2f TB/s  off %.1e, largest %.1e%s%s\n", name,
+           microseconds, flops / microseconds * 1e-6, flops / microseconds * 1e-6 / 7.9,
+           bytes / microseconds * 1e-6, distance.relative(), distance.largest,
+           distance.bad ? " NOT A NUMBER" : "", distance.finite ? "" : " NOT ALL WRITTEN");
     fflush(stdout);
 }
 

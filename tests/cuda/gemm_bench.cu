@@ -1,5 +1,5 @@
-/* Speed and exactness of the matrix products that read a prompt, at the full model's sizes: random weights and
- * activations, a sample of the outputs checked against plain sums, weights in rotation.
+/* Speed and exactness of the matrix products that read a prompt, at the full model's sizes: random weights
+ * and activations, a sample of the outputs checked against plain sums, weights in rotation.
  *
  *   gemm_bench [linear] [experts]      both without one */
 #include "bench.cuh"
@@ -31,7 +31,7 @@ static double sum_of(const uint8_t *tiles, uint64_t columns, uint64_t row, const
     return sum;
 }
 
-template <int TILES, int TOKENS>
+template <int CONSUMERS, int TILES, int TOKENS>
 static void bench_linear(uint32_t features, uint32_t columns, uint32_t tokens) {
     enum { COPIES = 6 };
     uint8_t *tiles[COPIES];
@@ -46,7 +46,8 @@ static void bench_linear(uint32_t features, uint32_t columns, uint32_t tokens) {
     arguments.tokens = tokens;
     auto launch = [&](int i) {
         arguments.matrices[0].tiles = tiles[i % COPIES];
-        check(gemm_launch<GEMM_LINEAR, TILES, 576, float, TOKENS, TOKENS>(arguments, multiprocessors(), 0));
+        check(gemm_launch<GEMM_LINEAR, CONSUMERS, TILES, 576, float, TOKENS, TOKENS>(arguments,
+                                                                                     multiprocessors(), 0));
     };
     poison(y, (uint64_t)tokens * features * 4, 0);
     launch(0);
@@ -60,7 +61,8 @@ static void bench_linear(uint32_t features, uint32_t columns, uint32_t tokens) {
                      sum_of(host_tiles.data(), columns, f, &host_x[(uint64_t)t * columns]));
     }
     char name[96];
-    snprintf(name, sizeof name, "linear %ux%u T=%u <%d,%d>", features, columns, tokens, TILES, TOKENS);
+    snprintf(name, sizeof name, "linear %ux%u T=%u <%d,%d,%d>", features, columns, tokens, CONSUMERS, TILES,
+             TOKENS);
     arguments.matrices[0].accumulate = 0;
     report(name, time_of(launch), 2.0 * features * columns * tokens,
            (double)features * columns * 0.5625 + (double)tokens * (columns * 2 + features * 4), distance);
@@ -99,7 +101,8 @@ static struct routing random_routing(uint32_t tokens, uint32_t experts, uint32_t
 }
 
 /* gate_up or down of 256 experts, 8 a token, and the shared one. */
-template <int KIND, int TOKENS, int... WIDTHS> static void bench_experts(uint32_t tokens) {
+template <int KIND, int CONSUMERS, int TILES, int TOKENS, int... WIDTHS>
+static void bench_experts(uint32_t tokens) {
     enum { COPIES = 2, EXPERTS = 256, CHOSEN = 8 };
     uint32_t hidden = 2048, width = 512;
     uint32_t in = KIND == GEMM_GATE_UP ? hidden : width, out = KIND == GEMM_GATE_UP ? width : hidden;
@@ -118,7 +121,7 @@ template <int KIND, int TOKENS, int... WIDTHS> static void bench_experts(uint32_
     arguments.matrices[0] = {tiles[0], more[0], x, y, out, in, out, 0, 0};
     arguments.matrices[1] = {shared, shared_more, x, shared_y, out, in, out, 0, 0};
     arguments.matrix_count = 2;
-    arguments.groups = in / 64;
+    arguments.groups = arguments.shared_groups = in / 64;
     arguments.tokens = tokens;
     arguments.starts = routing.device_starts;
     arguments.order = routing.device_order;
@@ -127,7 +130,8 @@ template <int KIND, int TOKENS, int... WIDTHS> static void bench_experts(uint32_
     auto launch = [&](int i) {
         arguments.matrices[0].tiles = tiles[i % COPIES];
         arguments.matrices[0].more = more[i % COPIES];
-        check(gemm_launch<KIND, 2, 576, __nv_bfloat16, TOKENS, WIDTHS...>(arguments, multiprocessors(), 0));
+        check(gemm_launch<KIND, CONSUMERS, TILES, 576, __nv_bfloat16, TOKENS, WIDTHS...>(
+            arguments, multiprocessors(), 0));
     };
     poison(y, (uint64_t)pairs * out * 2, 0xff);
     poison(shared_y, (uint64_t)tokens * out * 2, 0xff);
@@ -160,10 +164,12 @@ template <int KIND, int TOKENS, int... WIDTHS> static void bench_experts(uint32_
     for (auto &value : found_shared)
         distance.finite &= isfinite(__bfloat162float(value));
     char name[96];
-    snprintf(name, sizeof name, "%s T=%u <%d>", KIND == GEMM_GATE_UP ? "gate_up" : "down", tokens, TOKENS);
+    snprintf(name, sizeof name, "%s T=%u <%d,%d,%d>", KIND == GEMM_GATE_UP ? "gate_up" : "down", tokens,
+             CONSUMERS, TILES, TOKENS);
     double matrices = KIND == GEMM_GATE_UP ? 2 : 1;
     report(name, time_of(launch), 2.0 * matrices * in * out * (pairs + tokens),
-           matrices * in * out * (EXPERTS + 1) * 0.5625 + 2.0 * source_rows * in + 2.0 * (pairs + tokens) * out,
+           matrices * in * out * (EXPERTS + 1) * 0.5625 + 2.0 * source_rows * in +
+               2.0 * (pairs + tokens) * out,
            distance);
     for (int i = 0; i < COPIES; i++) {
         cudaFree(tiles[i]);
@@ -177,24 +183,26 @@ template <int KIND, int TOKENS, int... WIDTHS> static void bench_experts(uint32_
 }
 
 static void linear(void) {
-    bench_linear<2, 128>(12352, 2048, 4096);
-    bench_linear<2, 128>(2048, 4096, 4096);
-    bench_linear<2, 128>(12352, 2048, 1000);
-    bench_linear<2, 128>(12352, 2048, 256);
-    bench_linear<1, 64>(12352, 2048, 256);
-    bench_linear<1, 64>(2048, 4096, 256);
-    bench_linear<1, 32>(2048, 4096, 256);
+    bench_linear<2, 2, 128>(12352, 2048, 4096);
+    bench_linear<2, 2, 128>(2048, 4096, 4096);
+    bench_linear<2, 2, 128>(12352, 2048, 256);
+    bench_linear<4, 1, 64>(12352, 2048, 256);
+    bench_linear<2, 1, 64>(2048, 4096, 256);
+    bench_linear<2, 1, 32>(2048, 4096, 256);
+    bench_linear<4, 1, 32>(2048, 4096, 256);
+    bench_linear<4, 1, 16>(2048, 4096, 256);
 }
 
 static void experts(void) {
-    bench_experts<GEMM_GATE_UP, 160, 32, 64, 80, 96, 112, 128, 160>(4096);
-    bench_experts<GEMM_GATE_UP, 96, 16, 32, 48, 64, 80, 96>(4096);
-    bench_experts<GEMM_GATE_UP, 96, 16, 32, 48, 64, 80, 96>(1000);
-    bench_experts<GEMM_GATE_UP, 32, 16, 32>(256);
-    bench_experts<GEMM_DOWN, 160, 32, 64, 80, 96, 112, 128, 160>(4096);
-    bench_experts<GEMM_DOWN, 96, 16, 32, 48, 64, 80, 96>(4096);
-    bench_experts<GEMM_DOWN, 96, 16, 32, 48, 64, 80, 96>(1000);
-    bench_experts<GEMM_DOWN, 32, 16, 32>(256);
+    bench_experts<GEMM_GATE_UP, 2, 2, 160, 32, 64, 80, 96, 112, 128, 160>(4096);
+    bench_experts<GEMM_DOWN, 2, 2, 160, 32, 64, 80, 96, 112, 128, 160>(4096);
+    bench_experts<GEMM_GATE_UP, 2, 2, 32, 16, 32>(256);
+    bench_experts<GEMM_GATE_UP, 4, 2, 32, 16, 32>(256);
+    bench_experts<GEMM_GATE_UP, 4, 2, 16, 16>(256);
+    bench_experts<GEMM_DOWN, 2, 2, 32, 16, 32>(256);
+    bench_experts<GEMM_DOWN, 4, 1, 32, 16, 32>(256);
+    bench_experts<GEMM_DOWN, 4, 2, 32, 16, 32>(256);
+    bench_experts<GEMM_GATE_UP, 4, 2, 32, 16, 32>(1000);
 }
 
 int main(int count, char **names) {

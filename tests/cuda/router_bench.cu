@@ -19,9 +19,22 @@ static void bench_router(uint32_t tokens, bool normalise) {
     float2 *device_pairs = to_device(pairs);
     int32_t *ids = device_array<int32_t>(tokens * chosen);
     float *scores = device_array<float>(tokens * (chosen + 1));
-    struct router_arguments arguments = {x, normalise ? norm : NULL, device_codes, device_codes + experts * columns,
-                                         device_pairs, device_pairs + experts * groups, ids, scores, columns, chosen,
-                                         chosen + 1, tokens, columns, experts, chosen, 1e-6f};
+    struct router_arguments arguments = {x,
+                                         normalise ? norm : NULL,
+                                         device_codes,
+                                         device_codes + experts * columns,
+                                         device_pairs,
+                                         device_pairs + experts * groups,
+                                         ids,
+                                         scores,
+                                         columns,
+                                         chosen,
+                                         chosen + 1,
+                                         tokens,
+                                         columns,
+                                         experts,
+                                         chosen,
+                                         1e-6f};
     auto launch = [&](int) { check(router_launch(arguments, multiprocessors(), 0)); };
     poison(scores, tokens * (chosen + 1) * 4, 0xff);
     launch(0);
@@ -42,7 +55,8 @@ static void bench_router(uint32_t tokens, bool normalise) {
         for (uint32_t e = 0; e <= experts; e++)
             for (uint32_t k = 0; k < columns; k++)
                 logits[e] += ((double)pairs[e * groups + k / 64].x * codes[e * columns + k] +
-                              pairs[e * groups + k / 64].y) * row[k];
+                              pairs[e * groups + k / 64].y) *
+                             row[k];
         for (uint32_t k = 0; k < chosen; k++)
             total += exp(logits[found_ids[t * chosen + k]]);
         for (uint32_t k = 0; k < chosen; k++) {
@@ -57,7 +71,8 @@ static void bench_router(uint32_t tokens, bool normalise) {
     for (auto value : found)
         distance.finite &= std::isfinite(value);
     char name[96];
-    snprintf(name, sizeof name, "router T=%u%s, %u misplaced of 800", tokens, normalise ? " normalised" : "", wrong);
+    snprintf(name, sizeof name, "router T=%u%s, %u misplaced of 800", tokens, normalise ? " normalised" : "",
+             wrong);
     report(name, time_of(launch), 2.0 * tokens * columns * experts, tokens * columns * 4.0, distance);
 }
 

@@ -6,8 +6,10 @@
 /* 32 value heads, 16 key heads of 128: l2-normalised q and k, decays of 0.8 to 1. */
 static void bench_scan(uint32_t tokens) {
     enum { HEADS = 32, KEY_HEADS = 16, SIZE = 128 };
-    std::vector<float> q((uint64_t)tokens * KEY_HEADS * SIZE), k(q.size()), v((uint64_t)tokens * HEADS * SIZE);
-    std::vector<float> decay((uint64_t)tokens * HEADS), beta(decay.size()), state((uint64_t)HEADS * SIZE * SIZE);
+    std::vector<float> q((uint64_t)tokens * KEY_HEADS * SIZE), k(q.size()),
+        v((uint64_t)tokens * HEADS * SIZE);
+    std::vector<float> decay((uint64_t)tokens * HEADS), beta(decay.size()),
+        state((uint64_t)HEADS * SIZE * SIZE);
     uint64_t seed = 77;
     for (auto *array : {&q, &k, &v, &state})
         for (auto &value : *array)
@@ -25,9 +27,22 @@ static void bench_scan(uint32_t tokens) {
         beta[i] = (mixed(seed++) & 0xffff) / 65536.0f;
     }
     float *y = device_array<float>(v.size()), *device_state = to_device(state);
-    struct scan_arguments arguments = {to_device(q), to_device(k), to_device(v), to_device(decay), to_device(beta),
-                                       device_state, y, KEY_HEADS * SIZE, KEY_HEADS * SIZE, HEADS * SIZE, HEADS,
-                                       HEADS, HEADS * SIZE, tokens, HEADS, KEY_HEADS};
+    struct scan_arguments arguments = {to_device(q),
+                                       to_device(k),
+                                       to_device(v),
+                                       to_device(decay),
+                                       to_device(beta),
+                                       device_state,
+                                       y,
+                                       KEY_HEADS * SIZE,
+                                       KEY_HEADS * SIZE,
+                                       HEADS * SIZE,
+                                       HEADS,
+                                       HEADS,
+                                       HEADS * SIZE,
+                                       tokens,
+                                       HEADS,
+                                       KEY_HEADS};
     auto launch = [&](int) { check(scan_launch(arguments, 0)); };
     poison(y, v.size() * 4, 0xff);
     launch(0);
@@ -36,14 +51,16 @@ static void bench_scan(uint32_t tokens) {
     struct distance distance = {};
     for (int i = 0; i < 16; i++) {
         uint32_t head = random_below(HEADS), row = random_below(SIZE);
-        std::vector<double> s(state.begin() + (head * SIZE + row) * SIZE, state.begin() + (head * SIZE + row + 1) * SIZE);
+        std::vector<double> s(state.begin() + (head * SIZE + row) * SIZE,
+                              state.begin() + (head * SIZE + row + 1) * SIZE);
         for (uint32_t t = 0; t < tokens; t++) {
             const float *kt = &k[((uint64_t)t * KEY_HEADS + head / 2) * SIZE];
             const float *qt = &q[((uint64_t)t * KEY_HEADS + head / 2) * SIZE];
             double sk = 0, sq = 0, d = decay[(uint64_t)t * HEADS + head];
             for (int j = 0; j < SIZE; j++)
                 sk += (s[j] *= d) * kt[j];
-            double change = beta[(uint64_t)t * HEADS + head] * (v[((uint64_t)t * HEADS + head) * SIZE + row] - sk);
+            double change =
+                beta[(uint64_t)t * HEADS + head] * (v[((uint64_t)t * HEADS + head) * SIZE + row] - sk);
             for (int j = 0; j < SIZE; j++)
                 sq += (s[j] += change * kt[j]) * qt[j];
             distance.add(found[((uint64_t)t * HEADS + head) * SIZE + row], sq);
@@ -55,7 +72,8 @@ static void bench_scan(uint32_t tokens) {
         distance.finite &= std::isfinite(value);
     char name[96];
     snprintf(name, sizeof name, "delta scan T=%u", tokens);
-    report(name, time_of(launch), 7.0 * tokens * HEADS * SIZE * SIZE, v.size() * 8.0 + q.size() * 8.0, distance);
+    report(name, time_of(launch), 7.0 * tokens * HEADS * SIZE * SIZE, v.size() * 8.0 + q.size() * 8.0,
+           distance);
 }
 
 int main(void) {

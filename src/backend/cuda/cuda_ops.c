@@ -3,6 +3,7 @@
 #include "backend/cuda/decode.h"
 #include "backend/cuda/generic.h"
 #include "backend/cuda/host_sort.h"
+#include "backend/cuda/prefill.h"
 
 #define MAX_KERNELS 6
 
@@ -11,11 +12,15 @@ static const struct cuda_kernel kernels[OP_KIND_COUNT][MAX_KERNELS] = {
     [OP_RMS_NORM] = {{NULL, NULL, cuda_generic_rms_norm}},
     [OP_LINEAR] = {{cuda_decode_sum_fits, NULL, cuda_decode_sum_launch},
                    {cuda_decode_linear_fits, NULL, cuda_decode_linear_launch},
+                   {cuda_prefill_linear_fits, cuda_prefill_linear_workspace, cuda_prefill_linear},
                    {NULL, cuda_generic_input_workspace, cuda_generic_linear}},
-    [OP_CONV_SILU] = {{NULL, NULL, cuda_generic_conv_silu}},
+    [OP_CONV_SILU] = {{cuda_prefill_conv_silu_fits, NULL, cuda_prefill_conv_silu},
+                      {NULL, NULL, cuda_generic_conv_silu}},
     [OP_DELTA_GATES] = {{NULL, NULL, cuda_generic_delta_gates}},
-    [OP_DELTA_SCAN] = {{NULL, NULL, cuda_generic_delta_scan}},
-    [OP_GATED_NORM] = {{NULL, NULL, cuda_generic_gated_norm}},
+    [OP_DELTA_SCAN] = {{cuda_prefill_delta_scan_fits, NULL, cuda_prefill_delta_scan},
+                       {NULL, NULL, cuda_generic_delta_scan}},
+    [OP_GATED_NORM] = {{cuda_prefill_gated_norm_fits, NULL, cuda_prefill_gated_norm},
+                       {NULL, NULL, cuda_generic_gated_norm}},
     [OP_DELTA_TAIL] = {{NULL, cuda_generic_delta_tail_workspace, cuda_generic_delta_tail}},
     [OP_DELTA_STEP] = {{cuda_decode_delta_step_fits, NULL, cuda_decode_delta_step_launch},
                        {NULL, cuda_generic_delta_step_workspace, cuda_generic_delta_step}},
@@ -26,17 +31,24 @@ static const struct cuda_kernel kernels[OP_KIND_COUNT][MAX_KERNELS] = {
                     {NULL, NULL, cuda_generic_qk_prep}},
     [OP_ATTENTION] = {{cuda_decode_attention_fits, cuda_decode_attention_workspace,
                        cuda_decode_attention_launch},
+                      {cuda_prefill_attention_fits, NULL, cuda_prefill_attention},
                       {NULL, NULL, cuda_generic_attention}},
     [OP_ROUTER] = {{cuda_decode_router_fits, NULL, cuda_decode_router_launch},
+                   {cuda_prefill_router_fits, NULL, cuda_prefill_router},
                    {NULL, cuda_generic_input_workspace, cuda_generic_router}},
     [OP_EXPERT_SORT] = {{cuda_host_sort_fits, NULL, cuda_host_sort, cuda_host_sort_pinned},
+                        {cuda_prefill_expert_sort_fits, NULL, cuda_prefill_expert_sort},
                         {NULL, NULL, cuda_generic_expert_sort}},
     [OP_EXPERT_LINEAR] = {{NULL, NULL, cuda_generic_expert_linear}},
     [OP_SWIGLU] = {{NULL, NULL, cuda_generic_swiglu}},
     [OP_EXPERT_COMBINE] = {{NULL, NULL, cuda_generic_expert_combine}},
     [OP_EXPERT_GATE_UP] = {{cuda_decode_gate_up_fits, NULL, cuda_decode_gate_up_launch},
+                           {cuda_prefill_expert_gate_up_fits, cuda_prefill_expert_gate_up_workspace,
+                            cuda_prefill_expert_gate_up},
                            {NULL, cuda_generic_expert_gate_up_workspace, cuda_generic_expert_gate_up}},
     [OP_EXPERT_DOWN] = {{cuda_decode_down_fits, NULL, cuda_decode_down_launch},
+                        {cuda_prefill_expert_down_fits, cuda_prefill_expert_down_workspace,
+                         cuda_prefill_expert_down},
                         {NULL, cuda_generic_expert_down_workspace, cuda_generic_expert_down}},
     [OP_HEAD] = {{cuda_decode_linear_fits, NULL, cuda_decode_linear_launch},
                  {NULL, cuda_generic_input_workspace, cuda_generic_head}},

@@ -60,9 +60,10 @@ __device__ __forceinline__ void fence_for_matrix_units() {
 
 /* Bytes in multiples of 16 from device memory to shared memory; they count for the barrier. */
 __device__ __forceinline__ void bulk_copy(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(barrier)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier)
+        : "memory");
 }
 
 __device__ __forceinline__ void copy_async_16(uint32_t to, const void *from) {
@@ -95,8 +96,8 @@ template <int REGISTERS> __device__ __forceinline__ void registers_fewer() {
 }
 
 /* Operand of the matrix units in shared memory: rows of 64 bf16 (128 bytes) whose 16-byte pieces are swizzled
- * (piece c of row r lies at c ^ (r & 7)); 8 rows take 1024 bytes and start at a multiple of them. The depth of
- * the product runs along the row. */
+ * (piece c of row r lies at c ^ (r & 7)); 8 rows take 1024 bytes and start at a multiple of them. The depth
+ * of the product runs along the row. */
 __device__ __forceinline__ uint64_t matrix_of_rows(uint32_t address) {
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 |
            (uint64_t)1 << 62;

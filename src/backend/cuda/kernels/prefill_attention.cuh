@@ -1,11 +1,11 @@
 /* Causal attention of many tokens over a growing cache (head size 256, bf16 keys and values), with the output
  * gate: y = softmax(q K^T / 16) V * sigmoid(gate).
  *
- * A block takes 128 rows, the query heads of one KV head for a few neighbouring tokens, and runs over the cache
- * in tiles of 64 positions. One warpgroup fetches (a ring of four tiles: keys of the next beside values of this
- * one), two compute 64 rows each with the sums in registers: while the matrix units work on the next scores,
- * the weights of this tile are brought to a common maximum, and while they weigh the values, the next tile's
- * exponentials are taken. Blocks of late tokens, which have the longest way, come first. */
+ * A block takes 128 rows, the query heads of one KV head for a few neighbouring tokens, and runs over the
+ * cache in tiles of 64 positions. One warpgroup fetches (a ring of four tiles: keys of the next beside values
+ * of this one), two compute 64 rows each with the sums in registers: while the matrix units work on the next
+ * scores, the weights of this tile are brought to a common maximum, and while they weigh the values, the next
+ * tile's exponentials are taken. Blocks of late tokens, which have the longest way, come first. */
 #ifndef CALLA_BACKEND_CUDA_KERNELS_PREFILL_ATTENTION_CUH
 #define CALLA_BACKEND_CUDA_KERNELS_PREFILL_ATTENTION_CUH
 
@@ -27,7 +27,7 @@ struct attention_arguments {
     const uint32_t *position; /* of row 0 */
     const float *q, *gate;    /* [T * heads, 256], strides in elements */
     const __nv_bfloat16 *keys, *values;
-    void *y; /* [T, heads * 256] */
+    void *y; /* [T * heads, 256] */
     uint64_t q_stride, gate_stride, y_stride, cache_stride;
     uint32_t rows, heads, kv_heads, limit; /* rows: T; limit: rows of the cache */
 };
@@ -49,19 +49,25 @@ __device__ __forceinline__ void attention_copy(uint32_t to, const __nv_bfloat16 
     for (int i = 0; i < ATTENTION_TILE / 4; i++) {
         uint32_t row = thread / 32 + 4 * i;
         const __nv_bfloat16 *from = cache + (uint64_t)min(first + row, last) * stride + piece * 8;
-        copy_async_16(to + piece / 8 * (ATTENTION_TILE * 128) + row * 128 + (((piece & 7) ^ (row & 7)) << 4), from);
+        copy_async_16(to + piece / 8 * (ATTENTION_TILE * 128) + row * 128 + (((piece & 7) ^ (row & 7)) << 4),
+                      from);
     }
 }
 
-__device__ __forceinline__ void attention_fetch(const struct attention_arguments &a, uint32_t ring, uint32_t full,
-                                                uint32_t empty, uint32_t kv_head, uint32_t tiles, uint32_t last) {
-    const __nv_bfloat16 *keys = a.keys + kv_head * ATTENTION_SIZE, *values = a.values + kv_head * ATTENTION_SIZE;
+__device__ __forceinline__ void attention_fetch(const struct attention_arguments &a, uint32_t ring,
+                                                uint32_t full, uint32_t empty, uint32_t kv_head,
+                                                uint32_t tiles, uint32_t last) {
+    const __nv_bfloat16 *keys = a.keys + kv_head * ATTENTION_SIZE,
+                        *values = a.values + kv_head * ATTENTION_SIZE;
     uint32_t loads = 2 * tiles, place = 0, parity = 0;
     /* keys 0, keys 1, values 0, keys 2, values 1, ...: as the computing warpgroups take them */
     for (uint32_t load = 0; load < loads + 1; load++) {
         if (load < loads) {
             bool of_keys = load == 0 || (load % 2 == 1 && load + 1 < loads);
-            uint32_t tile = load == 0 ? 0 : load + 1 == loads ? tiles - 1 : of_keys ? (load + 1) / 2 : load / 2 - 1;
+            uint32_t tile = load == 0           ? 0
+                            : load + 1 == loads ? tiles - 1
+                            : of_keys           ? (load + 1) / 2
+                                                : load / 2 - 1;
             barrier_wait(empty + 8 * place, parity ^ 1);
             attention_copy(ring + place * ATTENTION_TILE_BYTES, of_keys ? keys : values, a.cache_stride,
                            tile * ATTENTION_TILE, last);
@@ -112,11 +118,11 @@ __device__ __forceinline__ void attention_scores(float (&scores)[32], uint32_t q
     wgmma_commit();
 }
 
-/* Scores into exponentials relative to the rows' new maxima, sums brought on; returns by what the earlier sums
- * shrink. Limits: positions that the lane's two rows see. */
-__device__ __forceinline__ void attention_exponentials(float (&scores)[32], float (&largest)[2], float (&total)[2],
-                                                       float (&shrink)[2], uint32_t first, const uint32_t (&limits)[2],
-                                                       bool masked) {
+/* Scores into exponentials relative to the rows' new maxima, sums brought on; returns by what the earlier
+ * sums shrink. Limits: positions that the lane's two rows see. */
+__device__ __forceinline__ void attention_exponentials(float (&scores)[32], float (&largest)[2],
+                                                       float (&total)[2], float (&shrink)[2], uint32_t first,
+                                                       const uint32_t (&limits)[2], bool masked) {
     const float factor = 1.4426950408889634f / 16;
     if (masked) {
 #pragma unroll
@@ -158,8 +164,8 @@ __device__ __forceinline__ void attention_pack(const float (&scores)[32], uint32
 }
 
 /* sums += weights V of a tile. */
-__device__ __forceinline__ void attention_weigh(float (&sums)[ATTENTION_SIZE / 2], const uint32_t (&weights)[16],
-                                                uint32_t values) {
+__device__ __forceinline__ void attention_weigh(float (&sums)[ATTENTION_SIZE / 2],
+                                                const uint32_t (&weights)[16], uint32_t values) {
     wgmma_begin();
 #pragma unroll
     for (int k = 0; k < ATTENTION_TILE / 16; k++)
@@ -170,19 +176,21 @@ __device__ __forceinline__ void attention_weigh(float (&sums)[ATTENTION_SIZE / 2
 
 template <typename OUT>
 __device__ __forceinline__ void attention_compute(const struct attention_arguments &a, uint32_t query,
-                                                  struct attention_ring ring, uint32_t kv_head, uint32_t first_token,
-                                                  uint32_t position, uint32_t tiles) {
+                                                  struct attention_ring ring, uint32_t kv_head,
+                                                  uint32_t first_token, uint32_t position, uint32_t tiles) {
     uint32_t warpgroup = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     uint32_t group = a.heads / a.kv_heads;
     /* The warpgroup's queries as bf16, swizzled like the keys. */
     for (uint32_t i = threadIdx.x % 128; i < 64 * (ATTENTION_SIZE / 8); i += 128) {
         uint32_t row = 64 * warpgroup + i / (ATTENTION_SIZE / 8), piece = i % (ATTENTION_SIZE / 8);
         uint32_t token = min(first_token + row / group, a.rows - 1), head = kv_head * group + row % group;
-        const float4 *from = (const float4 *)(a.q + (uint64_t)(token * a.heads + head) * a.q_stride + piece * 8);
+        const float4 *from =
+            (const float4 *)(a.q + (uint64_t)(token * a.heads + head) * a.q_stride + piece * 8);
         float4 low = from[0], high = from[1];
         __nv_bfloat162 v[4] = {__floats2bfloat162_rn(low.x, low.y), __floats2bfloat162_rn(low.z, low.w),
                                __floats2bfloat162_rn(high.x, high.y), __floats2bfloat162_rn(high.z, high.w)};
-        uint32_t to = query + piece / 8 * (ATTENTION_ROWS * 128) + row * 128 + (((piece & 7) ^ (row & 7)) << 4);
+        uint32_t to =
+            query + piece / 8 * (ATTENTION_ROWS * 128) + row * 128 + (((piece & 7) ^ (row & 7)) << 4);
         asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(*(uint32_t *)&v[0]),
                      "r"(*(uint32_t *)&v[1]), "r"(*(uint32_t *)&v[2]), "r"(*(uint32_t *)&v[3])
                      : "memory");
@@ -192,7 +200,8 @@ __device__ __forceinline__ void attention_compute(const struct attention_argumen
     query += warpgroup * (64 * 128);
 
     uint32_t row[2] = {64 * warpgroup + 16 * warp + lane / 4, 64 * warpgroup + 16 * warp + lane / 4 + 8};
-    uint32_t limits[2] = {position + first_token + row[0] / group + 1, position + first_token + row[1] / group + 1};
+    uint32_t limits[2] = {position + first_token + row[0] / group + 1,
+                          position + first_token + row[1] / group + 1};
     uint32_t unmasked = (position + first_token + 1) / ATTENTION_TILE; /* tiles that all rows see whole */
     float largest[2] = {-INFINITY, -INFINITY}, total[2] = {0, 0}, shrink[2];
     float sums[ATTENTION_SIZE / 2], scores[32];
@@ -216,7 +225,8 @@ __device__ __forceinline__ void attention_compute(const struct attention_argumen
         wgmma_wait<1>();
         wgmma_hold(scores);
         attention_give(&ring, keys);
-        attention_exponentials(scores, largest, total, shrink, tile * ATTENTION_TILE, limits, tile >= unmasked);
+        attention_exponentials(scores, largest, total, shrink, tile * ATTENTION_TILE, limits,
+                               tile >= unmasked);
         wgmma_wait<0>();
         wgmma_hold(sums);
         attention_give(&ring, values);
@@ -238,7 +248,7 @@ __device__ __forceinline__ void attention_compute(const struct attention_argumen
         if (token >= a.rows)
             continue;
         const float *gate = a.gate + (uint64_t)(token * a.heads + head) * a.gate_stride + lane % 4 * 2;
-        OUT *y = (OUT *)a.y + (uint64_t)token * a.y_stride + head * ATTENTION_SIZE + lane % 4 * 2;
+        OUT *y = (OUT *)a.y + (uint64_t)(token * a.heads + head) * a.y_stride + lane % 4 * 2;
         float scale = 1 / total[half];
 #pragma unroll
         for (int i = 0; i < ATTENTION_SIZE / 8; i++) {
@@ -288,8 +298,8 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
 
 template <typename OUT>
 cudaError_t attention_launch(const struct attention_arguments &arguments, cudaStream_t stream) {
-    cudaError_t error = cudaFuncSetAttribute(attention_kernel<OUT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             ATTENTION_SHARED);
+    cudaError_t error = cudaFuncSetAttribute(attention_kernel<OUT>,
+                                             cudaFuncAttributeMaxDynamicSharedMemorySize, ATTENTION_SHARED);
     if (error != cudaSuccess)
         return error;
     uint32_t tokens = ATTENTION_ROWS / (arguments.heads / arguments.kv_heads);

@@ -2,9 +2,10 @@
  * registers, the matrix units' operand A, right from their tiles (cuda.h), and multiplied by bf16 activations
  * in shared memory.
  *
- * A block stays on its multiprocessor and works through a list of items: 128 features (times TILES) by at most
- * TOKENS tokens. One warpgroup of it only fetches: for each group of 64 columns, a *stage* of the tokens' rows
- * (gathered, swizzled) and the features' tiles, many stages ahead and across items. Two warpgroups compute: while the matrix units multiply one batch of four k16 steps, the next batch is
+ * A block stays on its multiprocessor and works through a list of items: 64 features times TILES times
+ * CONSUMERS by at most TOKENS tokens. One warpgroup of it only fetches: for each group of 64 columns, a
+ * *stage* of the tokens' rows (gathered, swizzled) and the features' tiles, many stages ahead and across
+ * items. The others compute: while the matrix units multiply one batch of four k16 steps, the next batch is
  * dequantised. Sums run over rising columns, so an element does not depend on the others of its item. */
 #ifndef CALLA_BACKEND_CUDA_KERNELS_PREFILL_GEMM_CUH
 #define CALLA_BACKEND_CUDA_KERNELS_PREFILL_GEMM_CUH
@@ -16,8 +17,6 @@
 
 #define GEMM_MATRICES 5
 #define GEMM_EXPERTS 1024 /* at most */
-#define GEMM_CONSUMERS 2  /* warpgroups */
-#define GEMM_THREADS (128 * (GEMM_CONSUMERS + 1))
 #define GEMM_SHARED_LIMIT (226 * 1024)
 
 enum gemm_kind {
@@ -39,8 +38,8 @@ struct gemm_matrix {
 struct gemm_arguments {
     struct gemm_matrix matrices[GEMM_MATRICES];
     uint32_t matrix_count;
-    uint32_t features; /* of all matrices: GEMM_LINEAR */
-    uint32_t groups;   /* columns / 64 */
+    uint32_t features;              /* of all matrices: GEMM_LINEAR */
+    uint32_t groups, shared_groups; /* columns / 64; of the shared expert where that is another */
     uint32_t tokens;
     const int32_t *starts, *order; /* of the experts' pairs */
     uint32_t experts, pairs_a_row; /* row of x = pair / pairs_a_row */
@@ -53,15 +52,16 @@ struct gemm_item {
     const int32_t *order;
     uint32_t divisor;
     uint32_t row, rows; /* of the order */
+    uint32_t groups;
 };
 
-template <int KIND, int TILES, int TOKENS, int TILE_BYTES> struct gemm_shape {
-    static constexpr int features = KIND == GEMM_GATE_UP ? 64 * GEMM_CONSUMERS : 64 * GEMM_CONSUMERS * TILES;
-    static constexpr int slots = 4 * GEMM_CONSUMERS * TILES; /* tiles of weights a stage */
+template <int KIND, int CONSUMERS, int TILES, int TOKENS, int TILE_BYTES> struct gemm_shape {
+    static constexpr int features = KIND == GEMM_GATE_UP ? 64 * CONSUMERS : 64 * CONSUMERS * TILES;
+    static constexpr int slots = 4 * CONSUMERS * TILES; /* tiles of weights a stage */
     static constexpr int token_bytes = TOKENS * 128;
     static constexpr int stage_bytes = (token_bytes + slots * TILE_BYTES + 1023) / 1024 * 1024;
     static constexpr int head_bytes = 1024 + (KIND == GEMM_LINEAR ? 0 : GEMM_EXPERTS * 4 + 1024);
-    static constexpr int turn_bytes = 4 * GEMM_CONSUMERS * 2560;
+    static constexpr int turn_bytes = 4 * CONSUMERS * 2560;
     static constexpr int fitting = (GEMM_SHARED_LIMIT - head_bytes - turn_bytes - 1024) / stage_bytes;
     static constexpr int stages = fitting < 16 ? fitting : 16;
     static constexpr int shared_bytes = head_bytes + 1024 + stages * stage_bytes + turn_bytes;
@@ -89,7 +89,9 @@ __device__ __forceinline__ void gemm_dequantise(uint32_t tile, uint32_t lane, ui
                 asm("lop3.b32 %0, %1, %2, %3, 0xea;"
                     : "=r"(raised)
                     : "r"(words[i] >> 4 * j), "r"(0x000f000f), "r"(0x43004300));
-                asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(code) : "r"(raised), "r"(0x3f803f80), "r"(0xc300c300));
+                asm("fma.rn.bf16x2 %0, %1, %2, %3;"
+                    : "=r"(code)
+                    : "r"(raised), "r"(0x3f803f80), "r"(0xc300c300));
                 asm("fma.rn.bf16x2 %0, %1, %2, %3;"
                     : "=r"(a[4 * j + i])
                     : "r"(code), "r"(scale[i & 1]), "r"(bias[i & 1]));
@@ -102,7 +104,8 @@ __device__ __forceinline__ void gemm_dequantise(uint32_t tile, uint32_t lane, ui
         for (int j = 0; j < 4; j++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                float low = (float)((words[i] >> 4 * j) & 15), high = (float)((words[i] >> (4 * j + 16)) & 15);
+                float low = (float)((words[i] >> 4 * j) & 15),
+                      high = (float)((words[i] >> (4 * j + 16)) & 15);
                 __nv_bfloat162 pair = __floats2bfloat162_rn(__fmaf_rn(scale[i & 1], low, bias[i & 1]),
                                                             __fmaf_rn(scale[i & 1], high, bias[i & 1]));
                 a[4 * j + i] = *(uint32_t *)&pair;
@@ -120,11 +123,12 @@ __device__ __forceinline__ const struct gemm_matrix *gemm_matrix_of(const struct
 }
 
 /* Item `index` of the list; false past the last. prefix[e]: tiles of tokens of the experts before e. */
-template <int KIND, int TILES, int TOKENS, int TILE_BYTES>
+template <int KIND, int CONSUMERS, int TILES, int TOKENS, int TILE_BYTES>
 __device__ __forceinline__ bool gemm_find(const struct gemm_arguments &arguments, const uint32_t *prefix,
                                           uint32_t index, struct gemm_item *item) {
-    constexpr uint32_t features = gemm_shape<KIND, TILES, TOKENS, TILE_BYTES>::features;
+    constexpr uint32_t features = gemm_shape<KIND, CONSUMERS, TILES, TOKENS, TILE_BYTES>::features;
     uint32_t token_tiles = gemm_tiles(arguments.tokens, TOKENS);
+    item->groups = arguments.groups;
     item->order = NULL;
     item->expert = 0;
     item->divisor = 1;
@@ -139,6 +143,7 @@ __device__ __forceinline__ bool gemm_find(const struct gemm_arguments &arguments
     }
     uint32_t wide = (arguments.matrices[1].features + features - 1) / features;
     if (index < wide * token_tiles) {
+        item->groups = arguments.shared_groups;
         item->matrix = &arguments.matrices[1];
         item->feature = index % wide * features;
         item->row = index / wide * TOKENS;
@@ -213,10 +218,10 @@ template <int STAGES> __device__ __forceinline__ void gemm_next(struct gemm_pipe
 }
 
 /* The fetching warpgroup's part of an item: 16 bytes a thread and copy, many copies in flight. */
-template <int KIND, int TILES, int TOKENS, int TILE_BYTES>
-__device__ __forceinline__ void gemm_fetch(const struct gemm_item &item, const struct gemm_arguments &arguments,
-                                           struct gemm_pipeline *p) {
-    typedef gemm_shape<KIND, TILES, TOKENS, TILE_BYTES> shape;
+template <int KIND, int CONSUMERS, int TILES, int TOKENS, int TILE_BYTES>
+__device__ __forceinline__ void gemm_fetch(const struct gemm_item &item,
+                                           const struct gemm_arguments &arguments, struct gemm_pipeline *p) {
+    typedef gemm_shape<KIND, CONSUMERS, TILES, TOKENS, TILE_BYTES> shape;
     constexpr int ROW_COPIES = (TOKENS + 15) / 16, PIECES = TILE_BYTES / 16;
     constexpr int TILE_COPIES = (shape::slots * PIECES + 127) / 128;
     const struct gemm_matrix &matrix = *item.matrix;
@@ -245,17 +250,18 @@ __device__ __forceinline__ void gemm_fetch(const struct gemm_item &item, const s
             }
             row_tile = min(row_tile, row_tiles - 1) + item.expert * row_tiles;
         }
-        weights[i] = (const uint4 *)(first + (uint64_t)row_tile * arguments.groups * TILE_BYTES) +
+        weights[i] = (const uint4 *)(first + (uint64_t)row_tile * item.groups * TILE_BYTES) +
                      (thread + 128 * i) % PIECES;
     }
     uint32_t to = thread / 8 * 128 + ((piece ^ (thread / 8 & 7)) << 4);
-    for (uint32_t group = 0; group < arguments.groups; group++) {
+    for (uint32_t group = 0; group < item.groups; group++) {
         barrier_wait(p->empty + 8 * p->stage, p->parity ^ 1);
         uint32_t stage = p->address + p->stage * shape::stage_bytes;
 #pragma unroll
         for (int i = 0; i < TILE_COPIES; i++)
             if (thread + 128 * i < shape::slots * PIECES)
-                copy_async_16(stage + shape::token_bytes + (thread + 128 * i) * 16, weights[i] + group * PIECES);
+                copy_async_16(stage + shape::token_bytes + (thread + 128 * i) * 16,
+                              weights[i] + group * PIECES);
 #pragma unroll
         for (int i = 0; i < ROW_COPIES; i++)
             if (16 * i < item.rows)
@@ -266,25 +272,26 @@ __device__ __forceinline__ void gemm_fetch(const struct gemm_item &item, const s
     }
 }
 
-/* A warp's way out: 16 features of 32 tokens are turned in its part of shared memory, so that a token's features
- * are stored as whole sectors. */
+/* A warp's way out: 16 features of 32 tokens are turned in its part of shared memory, so that a token's
+ * features are stored as whole sectors. */
 #define GEMM_TURN_BYTES 2560 /* 32 tokens x 16 float32, 80 bytes apart; as bf16 32 bytes apart */
 
 /* Of a lane's sums of 32 tokens (4 blocks of 8). */
-template <typename OUT> __device__ __forceinline__ void gemm_turn(uint32_t memory, const float (&d)[16], uint32_t lane) {
+template <typename OUT>
+__device__ __forceinline__ void gemm_turn(uint32_t memory, const float (&d)[16], uint32_t lane) {
     if (sizeof(OUT) == 4) {
 #pragma unroll
         for (int b = 0; b < 4; b++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 asm volatile("st.shared.f32 [%0], %1;" ::"r"(memory + (8 * b + lane % 4 * 2 + (i & 1)) * 80 +
-                                                            (lane / 4 + i / 2 * 8) * 4),
+                                                             (lane / 4 + i / 2 * 8) * 4),
                              "f"(d[4 * b + i])
                              : "memory");
         return;
     }
-    /* Matrices of 8 features x 8 tokens: features 0 .. 7 and 8 .. 15 of a block, then of the next. A token's two
-     * pieces of 8 features change places every 4 tokens, which spreads them over the banks. */
+    /* Matrices of 8 features x 8 tokens: features 0 .. 7 and 8 .. 15 of a block, then of the next. A token's
+     * two pieces of 8 features change places every 4 tokens, which spreads them over the banks. */
 #pragma unroll
     for (int b = 0; b < 4; b += 2) {
         uint32_t v[4];
@@ -321,12 +328,12 @@ __device__ __forceinline__ void gemm_store(uint32_t memory, OUT *y, uint32_t str
 #pragma unroll
     for (int i = 0; i < PIECES; i++) {
         uint32_t token = (lane + 32 * i) / PIECES, piece = lane % PIECES;
-        uint4 v = shared_load_16(memory + (sizeof(OUT) == 4 ? token * 80 + piece * 16
-                                                            : token * 32 + ((piece ^ (token >> 2 & 1)) << 4)));
+        uint4 v =
+            shared_load_16(memory + (sizeof(OUT) == 4 ? token * 80 + piece * 16
+                                                      : token * 32 + ((piece ^ (token >> 2 & 1)) << 4)));
         if (sizeof(OUT) == 4) {
-            float4 sum = make_float4(
-                before[i].x + __uint_as_float(v.x), before[i].y + __uint_as_float(v.y),
-                before[i].z + __uint_as_float(v.z), before[i].w + __uint_as_float(v.w));
+            float4 sum = make_float4(before[i].x + __uint_as_float(v.x), before[i].y + __uint_as_float(v.y),
+                                     before[i].z + __uint_as_float(v.z), before[i].w + __uint_as_float(v.w));
             v = *(uint4 *)&sum;
         }
         if (to[i] != NULL)
@@ -335,10 +342,10 @@ __device__ __forceinline__ void gemm_store(uint32_t memory, OUT *y, uint32_t str
 }
 
 /* A computing warpgroup's part of an item of at most N tokens. */
-template <int KIND, int TILES, int TOKENS, int TILE_BYTES, typename OUT, int N>
-__device__ __forceinline__ void gemm_compute(const struct gemm_item &item, const struct gemm_arguments &arguments,
-                                             struct gemm_pipeline *p) {
-    typedef gemm_shape<KIND, TILES, TOKENS, TILE_BYTES> shape;
+template <int KIND, int CONSUMERS, int TILES, int TOKENS, int TILE_BYTES, typename OUT, int N>
+__device__ __forceinline__ void
+gemm_compute(const struct gemm_item &item, const struct gemm_arguments &arguments, struct gemm_pipeline *p) {
+    typedef gemm_shape<KIND, CONSUMERS, TILES, TOKENS, TILE_BYTES> shape;
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, warpgroup = threadIdx.x / 128 - 1;
     float sums[TILES][N / 2];
 #pragma unroll
@@ -349,7 +356,7 @@ __device__ __forceinline__ void gemm_compute(const struct gemm_item &item, const
     uint32_t a[2][16];
     uint32_t previous = 0;
 #pragma unroll 2
-    for (uint32_t group = 0; group < arguments.groups; group++) {
+    for (uint32_t group = 0; group < item.groups; group++) {
         barrier_wait(p->full + 8 * p->stage, p->parity);
         fence_for_matrix_units();
         uint64_t b = matrix_of_rows(p->address + p->stage * shape::stage_bytes);
@@ -378,7 +385,7 @@ __device__ __forceinline__ void gemm_compute(const struct gemm_item &item, const
         gemm_next<shape::stages>(p);
     }
     wgmma_wait<0>();
-    for (uint32_t left = min(arguments.groups, TILES == 2 ? 1 : 2); left > 0; left--) {
+    for (uint32_t left = min(item.groups, TILES == 2 ? 1 : 2); left > 0; left--) {
         if (lane == 0)
             barrier_arrive(p->empty + 8 * previous);
         if (++previous == shape::stages)
@@ -389,7 +396,7 @@ __device__ __forceinline__ void gemm_compute(const struct gemm_item &item, const
         wgmma_hold(sums[i]);
 
     constexpr int OUTPUTS = KIND == GEMM_GATE_UP ? 1 : TILES, PIECES = sizeof(OUT);
-    uint32_t turn = p->turn + threadIdx.x / 32 % (4 * GEMM_CONSUMERS) * GEMM_TURN_BYTES;
+    uint32_t turn = p->turn + threadIdx.x / 32 % (4 * CONSUMERS) * GEMM_TURN_BYTES;
     const struct gemm_matrix *matrices[OUTPUTS];
     OUT *y[OUTPUTS];
 #pragma unroll
@@ -431,45 +438,51 @@ __device__ __forceinline__ void gemm_compute(const struct gemm_item &item, const
     }
 }
 
-/* The block's items whose tokens N takes and the narrower width does not: one loop a width, because ptxas gives up
- * on keeping products in flight when widths are branches of one loop. */
-template <int KIND, int TILES, int TOKENS, int TILE_BYTES, typename OUT, int NARROWER, int N>
-__device__ __forceinline__ void gemm_compute_items(const struct gemm_arguments &arguments, const uint32_t *prefix,
-                                                   struct gemm_pipeline *p) {
+/* The block's items whose tokens N takes and the narrower width does not: one loop a width, because ptxas
+ * gives up on keeping products in flight when widths are branches of one loop. */
+template <int KIND, int CONSUMERS, int TILES, int TOKENS, int TILE_BYTES, typename OUT, int NARROWER, int N>
+__device__ __forceinline__ void gemm_compute_items(const struct gemm_arguments &arguments,
+                                                   const uint32_t *prefix, struct gemm_pipeline *p) {
     struct gemm_item item;
     for (uint32_t index = blockIdx.x;
-         gemm_find<KIND, TILES, TOKENS, TILE_BYTES>(arguments, prefix, index, &item); index += gridDim.x)
+         gemm_find<KIND, CONSUMERS, TILES, TOKENS, TILE_BYTES>(arguments, prefix, index, &item);
+         index += gridDim.x)
         if (item.rows > NARROWER && item.rows <= N)
-            gemm_compute<KIND, TILES, TOKENS, TILE_BYTES, OUT, N>(item, arguments, p);
+            gemm_compute<KIND, CONSUMERS, TILES, TOKENS, TILE_BYTES, OUT, N>(item, arguments, p);
 }
 
-template <int KIND, int TILES, int TOKENS, int TILE_BYTES, typename OUT, int NARROWER, int N, int... WIDER>
-__device__ __forceinline__ void gemm_compute_widths(const struct gemm_arguments &arguments, const uint32_t *prefix,
-                                                    struct gemm_pipeline *p) {
-    gemm_compute_items<KIND, TILES, TOKENS, TILE_BYTES, OUT, NARROWER, N>(arguments, prefix, p);
+template <int KIND, int CONSUMERS, int TILES, int TOKENS, int TILE_BYTES, typename OUT, int NARROWER, int N,
+          int... WIDER>
+__device__ __forceinline__ void gemm_compute_widths(const struct gemm_arguments &arguments,
+                                                    const uint32_t *prefix, struct gemm_pipeline *p) {
+    gemm_compute_items<KIND, CONSUMERS, TILES, TOKENS, TILE_BYTES, OUT, NARROWER, N>(arguments, prefix, p);
     if constexpr (sizeof...(WIDER) > 0)
-        gemm_compute_widths<KIND, TILES, TOKENS, TILE_BYTES, OUT, N, WIDER...>(arguments, prefix, p);
+        gemm_compute_widths<KIND, CONSUMERS, TILES, TOKENS, TILE_BYTES, OUT, N, WIDER...>(arguments, prefix,
+                                                                                          p);
 }
 
 #endif
 
 /* The kernel; WIDTHS: the tokens an item may be computed with, rising, the last is TOKENS. */
-template <int KIND, int TILES, int TILE_BYTES, typename OUT, int TOKENS, int... WIDTHS>
-__global__ void __launch_bounds__(GEMM_THREADS, 1)
+template <int KIND, int CONSUMERS, int TILES, int TILE_BYTES, typename OUT, int TOKENS, int... WIDTHS>
+__global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
     gemm_kernel(const __grid_constant__ struct gemm_arguments arguments) {
 #ifdef CALLA_HOPPER
-    typedef gemm_shape<KIND, TILES, TOKENS, TILE_BYTES> shape;
+    typedef gemm_shape<KIND, CONSUMERS, TILES, TOKENS, TILE_BYTES> shape;
     extern __shared__ uint8_t shared[];
     uint8_t *memory = (uint8_t *)(((uintptr_t)shared + 1023) & ~(uintptr_t)1023);
     uint32_t *prefix = (uint32_t *)(memory + 1024);
     struct gemm_pipeline pipeline = {shared_address(memory),
                                      shared_address(memory) + 8 * shape::stages,
-                                     0, 0, shared_address(memory) + shape::head_bytes,
-                                     shared_address(memory) + shape::head_bytes + shape::stages * shape::stage_bytes};
+                                     0,
+                                     0,
+                                     shared_address(memory) + shape::head_bytes,
+                                     shared_address(memory) + shape::head_bytes +
+                                         shape::stages * shape::stage_bytes};
     if (threadIdx.x == 0) {
         for (int i = 0; i < shape::stages; i++) {
             barrier_init(pipeline.full + 8 * i, 128);
-            barrier_init(pipeline.empty + 8 * i, 4 * GEMM_CONSUMERS);
+            barrier_init(pipeline.empty + 8 * i, 4 * CONSUMERS);
         }
         fence_for_matrix_units();
     }
@@ -482,21 +495,23 @@ __global__ void __launch_bounds__(GEMM_THREADS, 1)
         struct gemm_item item;
         for (uint32_t w = 0; w < sizeof...(WIDTHS); w++)
             for (uint32_t index = blockIdx.x;
-                 gemm_find<KIND, TILES, TOKENS, TILE_BYTES>(arguments, prefix, index, &item); index += gridDim.x)
+                 gemm_find<KIND, CONSUMERS, TILES, TOKENS, TILE_BYTES>(arguments, prefix, index, &item);
+                 index += gridDim.x)
                 if (item.rows > widths[w] && item.rows <= widths[w + 1])
-                    gemm_fetch<KIND, TILES, TOKENS, TILE_BYTES>(item, arguments, &pipeline);
+                    gemm_fetch<KIND, CONSUMERS, TILES, TOKENS, TILE_BYTES>(item, arguments, &pipeline);
     } else {
-        registers_more<224>();
-        gemm_compute_widths<KIND, TILES, TOKENS, TILE_BYTES, OUT, 0, WIDTHS...>(arguments, prefix, &pipeline);
+        registers_more<CONSUMERS == 2 ? 224 : 104>();
+        gemm_compute_widths<KIND, CONSUMERS, TILES, TOKENS, TILE_BYTES, OUT, 0, WIDTHS...>(arguments, prefix,
+                                                                                           &pipeline);
     }
 #endif
 }
 
 /* Queues a product: as many blocks as multiprocessors, or as items of GEMM_LINEAR if those are fewer. */
-template <int KIND, int TILES, int TILE_BYTES, typename OUT, int TOKENS, int... WIDTHS>
+template <int KIND, int CONSUMERS, int TILES, int TILE_BYTES, typename OUT, int TOKENS, int... WIDTHS>
 cudaError_t gemm_launch(struct gemm_arguments arguments, int multiprocessors, cudaStream_t stream) {
-    typedef gemm_shape<KIND, TILES, TOKENS, TILE_BYTES> shape;
-    auto kernel = gemm_kernel<KIND, TILES, TILE_BYTES, OUT, TOKENS, WIDTHS...>;
+    typedef gemm_shape<KIND, CONSUMERS, TILES, TOKENS, TILE_BYTES> shape;
+    auto kernel = gemm_kernel<KIND, CONSUMERS, TILES, TILE_BYTES, OUT, TOKENS, WIDTHS...>;
     uint32_t blocks = multiprocessors;
     if (KIND == GEMM_LINEAR) {
         arguments.features = 0;
@@ -512,7 +527,7 @@ cudaError_t gemm_launch(struct gemm_arguments arguments, int multiprocessors, cu
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape::shared_bytes);
     if (error != cudaSuccess)
         return error;
-    kernel<<<blocks, GEMM_THREADS, shape::shared_bytes, stream>>>(arguments);
+    kernel<<<blocks, 128 * (CONSUMERS + 1), shape::shared_bytes, stream>>>(arguments);
     return cudaGetLastError();
 }
 

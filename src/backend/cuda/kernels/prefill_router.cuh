@@ -1,10 +1,10 @@
 /* Which experts many tokens go to: logits of all experts with the matrix units, then softmax and the best.
  *
- * Scores decide which expert is chosen, so the logits are as exact as in float32: the weights' 8-bit codes are
- * exact in float16, and x, scaled by a power of two of its row, is taken as the sum of two float16 numbers (22
- * bits). Codes are summed per group of 64 columns; scale and bias are applied to the group's sums in float32.
- * Within a group the columns are taken in the order in which a lane loads them, 16 neighbours at a time: 4 for
- * each k16 step. */
+ * Scores decide which expert is chosen, so the logits are as exact as in float32: the weights' 8-bit codes
+ * are exact in float16, and x, scaled by a power of two of its row, is taken as the sum of two float16
+ * numbers (22 bits). Codes are summed per group of 64 columns; scale and bias are applied to the group's sums
+ * in float32. Within a group the columns are taken in the order in which a lane loads them, 16 neighbours at
+ * a time: 4 for each k16 step. */
 #ifndef CALLA_BACKEND_CUDA_KERNELS_PREFILL_ROUTER_CUH
 #define CALLA_BACKEND_CUDA_KERNELS_PREFILL_ROUTER_CUH
 
@@ -14,7 +14,7 @@
 #define ROUTER_EXPERTS 256 /* at most */
 #define ROUTER_CHOSEN 32   /* at most */
 #define ROUTER_WARPS 8
-#define ROUTER_CHUNK 512                /* columns in shared memory at a time */
+#define ROUTER_CHUNK 512                 /* columns in shared memory at a time */
 #define ROUTER_STRIDE (ROUTER_CHUNK + 8) /* no bank is hit twice */
 
 struct router_arguments {
@@ -54,17 +54,20 @@ template <int FIRST> __device__ __forceinline__ uint32_t router_codes(uint32_t w
     return *(uint32_t *)&codes;
 }
 
-__device__ __forceinline__ void router_multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+__device__ __forceinline__ void router_multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                                uint32_t b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 /* Norm and largest of each row. */
 template <int BLOCKS>
-__device__ __forceinline__ void router_measure(const struct router_arguments &a, struct router_memory<BLOCKS> *memory,
-                                               uint32_t first, uint32_t warp, uint32_t lane) {
+__device__ __forceinline__ void router_measure(const struct router_arguments &a,
+                                               struct router_memory<BLOCKS> *memory, uint32_t first,
+                                               uint32_t warp, uint32_t lane) {
     for (uint32_t row = warp; row < 8 * BLOCKS; row += ROUTER_WARPS) {
         const float *x = a.x + (uint64_t)min(first + row, a.tokens - 1) * a.x_stride;
         float squares = 0, most = 0;
@@ -92,11 +95,12 @@ __device__ __forceinline__ void router_measure(const struct router_arguments &a,
     }
 }
 
-/* Columns [from, from + count) of the rows: split, and summed by group; the shared expert's gate on the way. */
+/* Columns [from, from + count) of the rows: split, and summed by group; the shared expert's gate on the way.
+ */
 template <int BLOCKS>
-__device__ __forceinline__ void router_split(const struct router_arguments &a, struct router_memory<BLOCKS> *memory,
-                                             uint32_t first, uint32_t from, uint32_t count, uint32_t warp,
-                                             uint32_t lane) {
+__device__ __forceinline__ void router_split(const struct router_arguments &a,
+                                             struct router_memory<BLOCKS> *memory, uint32_t first,
+                                             uint32_t from, uint32_t count, uint32_t warp, uint32_t lane) {
     for (uint32_t row = warp; row < 8 * BLOCKS; row += ROUTER_WARPS) {
         const float *x = a.x + (uint64_t)min(first + row, a.tokens - 1) * a.x_stride + from;
         float norm = memory->norm[row], power = memory->power[row], gate = 0;
@@ -138,10 +142,11 @@ __device__ __forceinline__ void router_split(const struct router_arguments &a, s
     }
 }
 
-/* softmax over the experts, the `chosen` largest in falling order, the lower id first on a tie; scores that sum
- * to 1. Where a logit is not a number, all scores are not, and the first experts are chosen. By a warp. */
-__device__ __forceinline__ void router_choose(const float *logits, uint32_t experts, uint32_t chosen, int32_t *ids,
-                                              float *scores, uint32_t lane) {
+/* softmax over the experts, the `chosen` largest in falling order, the lower id first on a tie; scores that
+ * sum to 1. Where a logit is not a number, all scores are not, and the first experts are chosen. By a warp.
+ */
+__device__ __forceinline__ void router_choose(const float *logits, uint32_t experts, uint32_t chosen,
+                                              int32_t *ids, float *scores, uint32_t lane) {
     float p[ROUTER_EXPERTS / 32], most = -INFINITY, total = 0;
 #pragma unroll
     for (int i = 0; i < ROUTER_EXPERTS / 32; i++) {
@@ -201,7 +206,8 @@ __device__ __forceinline__ void router_choose(const float *logits, uint32_t expe
 
 /* 8 * BLOCKS tokens a block. */
 template <int BLOCKS>
-__global__ void __launch_bounds__(32 * ROUTER_WARPS) router_kernel(const __grid_constant__ struct router_arguments a) {
+__global__ void __launch_bounds__(32 * ROUTER_WARPS)
+    router_kernel(const __grid_constant__ struct router_arguments a) {
     extern __shared__ __align__(16) uint8_t shared[];
     struct router_memory<BLOCKS> *memory = (struct router_memory<BLOCKS> *)shared;
     uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -221,8 +227,9 @@ __global__ void __launch_bounds__(32 * ROUTER_WARPS) router_kernel(const __grid_
                 if (expert >= a.experts)
                     continue;
                 uint64_t row = expert + g;
-                uint4 codes[2] = {*(const uint4 *)(a.codes + row * a.columns + from + 64 * group + 16 * t),
-                                  *(const uint4 *)(a.codes + (row + 8) * a.columns + from + 64 * group + 16 * t)};
+                uint4 codes[2] = {
+                    *(const uint4 *)(a.codes + row * a.columns + from + 64 * group + 16 * t),
+                    *(const uint4 *)(a.codes + (row + 8) * a.columns + from + 64 * group + 16 * t)};
                 float2 pairs[2] = {a.pairs[row * groups + from / 64 + group],
                                    a.pairs[(row + 8) * groups + from / 64 + group]};
                 const uint32_t *words[2] = {&codes[0].x, &codes[1].x};
@@ -255,7 +262,8 @@ __global__ void __launch_bounds__(32 * ROUTER_WARPS) router_kernel(const __grid_
                         uint32_t token = 8 * b + 2 * t + (i & 1);
                         float2 pair = pairs[i / 2];
                         /* The power is divided out exactly. */
-                        totals[m][b][i] = fmaf(pair.x, sums[b][i] * (1 / memory->power[token]), totals[m][b][i]);
+                        totals[m][b][i] =
+                            fmaf(pair.x, sums[b][i] * (1 / memory->power[token]), totals[m][b][i]);
                         totals[m][b][i] = fmaf(pair.y, memory->sums[token][group], totals[m][b][i]);
                     }
             }
@@ -274,15 +282,18 @@ __global__ void __launch_bounds__(32 * ROUTER_WARPS) router_kernel(const __grid_
     __syncthreads();
     for (uint32_t row = warp; row < 8 * BLOCKS && first + row < a.tokens; row += ROUTER_WARPS) {
         float *scores = a.scores + (first + row) * a.scores_stride;
-        router_choose(memory->logits[row], a.experts, a.chosen, a.ids + (first + row) * a.ids_stride, scores, lane);
+        router_choose(memory->logits[row], a.experts, a.chosen, a.ids + (first + row) * a.ids_stride, scores,
+                      lane);
         if (lane == 0)
             scores[a.chosen] = 1 / (1 + expf(-memory->gate[row]));
     }
 }
 
-template <int BLOCKS> cudaError_t router_launch_blocks(const struct router_arguments &arguments, cudaStream_t stream) {
-    cudaError_t error = cudaFuncSetAttribute(router_kernel<BLOCKS>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             sizeof(struct router_memory<BLOCKS>));
+template <int BLOCKS>
+cudaError_t router_launch_blocks(const struct router_arguments &arguments, cudaStream_t stream) {
+    cudaError_t error =
+        cudaFuncSetAttribute(router_kernel<BLOCKS>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             sizeof(struct router_memory<BLOCKS>));
     if (error != cudaSuccess)
         return error;
     router_kernel<BLOCKS><<<(arguments.tokens + 8 * BLOCKS - 1) / (8 * BLOCKS), 32 * ROUTER_WARPS,

@@ -1,9 +1,9 @@
 /* The delta rule over many tokens with the state in registers: S = decay S; S += beta (v - S k) k^T; y = S q.
  *
- * A row of the state (128 values, one value of v and y) is held by 8 neighbouring lanes, 16 values each, from the
- * first token to the last. S k and S q are taken of the old state and summed over the lanes together, so that a
- * token costs one round of shuffles: with d = beta (v - decay S k) the output is decay S q + d (k q). Tokens come
- * through shared memory 32 at a time, the next 32 while these are worked on. */
+ * A row of the state (128 values, one value of v and y) is held by 8 neighbouring lanes, 16 values each, from
+ * the first token to the last. S k and S q are taken of the old state and summed over the lanes together, so
+ * that a token costs one round of shuffles: with d = beta (v - decay S k) the output is decay S q + d (k q).
+ * Tokens come through shared memory 32 at a time, the next 32 while these are worked on. */
 #ifndef CALLA_BACKEND_CUDA_KERNELS_PREFILL_SCAN_CUH
 #define CALLA_BACKEND_CUDA_KERNELS_PREFILL_SCAN_CUH
 
@@ -17,7 +17,8 @@
 struct scan_arguments {
     const float *q, *k, *v, *decay, *beta;
     float *state, *y;
-    uint64_t q_stride, k_stride, v_stride, decay_stride, beta_stride, y_stride; /* floats from token to token */
+    uint64_t q_stride, k_stride, v_stride, decay_stride, beta_stride,
+        y_stride; /* floats from token to token */
     uint32_t tokens, heads, key_heads;
 };
 
@@ -32,8 +33,8 @@ struct scan_memory {
     float4 of_token[SCAN_TOKENS]; /* decay, beta, k q, - */
 };
 
-__device__ __forceinline__ void scan_fetch(const struct scan_arguments &a, struct scan_tile *tile, uint32_t first,
-                                           uint32_t head, uint32_t row) {
+__device__ __forceinline__ void scan_fetch(const struct scan_arguments &a, struct scan_tile *tile,
+                                           uint32_t first, uint32_t head, uint32_t row) {
     uint32_t count = min(a.tokens - first, SCAN_TOKENS), thread = threadIdx.x;
     uint32_t key = head * a.key_heads / a.heads * SCAN_SIZE;
     for (uint32_t i = thread; i < count * (SCAN_SIZE / 4); i += SCAN_THREADS) {
@@ -47,7 +48,8 @@ __device__ __forceinline__ void scan_fetch(const struct scan_arguments &a, struc
                       a.v + (first + t) * a.v_stride + head * SCAN_SIZE + row + piece);
     }
     if (thread < count) {
-        copy_async_4(shared_address(&tile->decay[thread]), a.decay + (first + thread) * a.decay_stride + head);
+        copy_async_4(shared_address(&tile->decay[thread]),
+                     a.decay + (first + thread) * a.decay_stride + head);
         copy_async_4(shared_address(&tile->beta[thread]), a.beta + (first + thread) * a.beta_stride + head);
     }
     copy_async_commit();
@@ -139,16 +141,17 @@ __global__ static void __launch_bounds__(SCAN_THREADS, 1)
     }
 #pragma unroll
     for (int j = 0; j < 4; j++)
-        *(float4 *)(state + 32 * j + 4 * part) = make_float4(s[4 * j], s[4 * j + 1], s[4 * j + 2], s[4 * j + 3]);
+        *(float4 *)(state + 32 * j + 4 * part) =
+            make_float4(s[4 * j], s[4 * j + 1], s[4 * j + 2], s[4 * j + 3]);
 }
 
 static inline cudaError_t scan_launch(const struct scan_arguments &arguments, cudaStream_t stream) {
-    cudaError_t error =
-        cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(struct scan_memory));
+    cudaError_t error = cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                             sizeof(struct scan_memory));
     if (error != cudaSuccess)
         return error;
-    scan_kernel<<<dim3(SCAN_SIZE / SCAN_ROWS, arguments.heads), SCAN_THREADS, sizeof(struct scan_memory), stream>>>(
-        arguments);
+    scan_kernel<<<dim3(SCAN_SIZE / SCAN_ROWS, arguments.heads), SCAN_THREADS, sizeof(struct scan_memory),
+                  stream>>>(arguments);
     return cudaGetLastError();
 }
 

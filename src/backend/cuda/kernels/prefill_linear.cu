@@ -1,0 +1,72 @@
+/* OP_LINEAR for many rows: all matrices of the op in one launch. */
+#include "backend/cuda/kernels/prefill.cuh"
+#include "backend/cuda/kernels/prefill_gemm.cuh"
+
+static const struct cuda_view *matrices_of(const struct cuda_op *op) {
+    return &op->views[op->op.constants.normalise ? 2 : 1];
+}
+
+static const struct cuda_view *norm_of(const struct cuda_op *op) {
+    return op->op.constants.normalise ? &op->views[1] : NULL;
+}
+
+extern "C" bool cuda_prefill_linear_fits(const struct cuda_op *op, const struct cuda_device *device) {
+    const struct cuda_view *x = &op->views[0], *matrices = matrices_of(op);
+    uint32_t count = op->op.constants.matrix_count;
+    if (x->rows < 2 || count > GEMM_MATRICES || !prefill_aligned(x) ||
+        (x->dtype == DTYPE_BF16 && norm_of(op) != NULL))
+        return false;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct cuda_view *matrix = &matrices[2 * i], *y = &matrices[2 * i + 1];
+        if (!prefill_matrix(matrix, matrix->rows) || matrix->scale_dtype != matrices[0].scale_dtype ||
+            y->dtype != DTYPE_F32 || !prefill_aligned(y))
+            return false;
+    }
+    return prefill_on_hopper(device);
+}
+
+extern "C" uint64_t cuda_prefill_linear_workspace(const struct cuda_op *op, const struct cuda_device *) {
+    return prefill_rows_bytes(&op->views[0]);
+}
+
+template <int TILE_BYTES>
+static cudaError_t launch(const struct gemm_arguments &arguments, int multiprocessors, cudaStream_t stream) {
+    uint32_t features = 0, tokens = arguments.tokens;
+    for (uint32_t m = 0; m < arguments.matrix_count; m++)
+        features += arguments.matrices[m].features;
+    /* The largest tile that still gives most multiprocessors one: it reads each operand least often. */
+    uint32_t enough = multiprocessors * 2 / 3;
+    if ((features + 255) / 256 * ((tokens + 127) / 128) >= enough)
+        return gemm_launch<GEMM_LINEAR, 2, 2, TILE_BYTES, float, 128, 128>(arguments, multiprocessors,
+                                                                           stream);
+    if ((features + 127) / 128 * ((tokens + 63) / 64) >= enough)
+        return gemm_launch<GEMM_LINEAR, 2, 1, TILE_BYTES, float, 64, 64>(arguments, multiprocessors, stream);
+    return gemm_launch<GEMM_LINEAR, 2, 1, TILE_BYTES, float, 32, 16, 32>(arguments, multiprocessors, stream);
+}
+
+extern "C" cudaError_t cuda_prefill_linear(const struct cuda_op *op, const struct cuda_device *device,
+                                           void *workspace, cudaStream_t stream) {
+    struct cuda_view x;
+    cudaError_t status =
+        prefill_rows(&op->views[0], norm_of(op), op->op.constants.epsilon, workspace, &x, stream);
+    if (status != cudaSuccess)
+        return status;
+    const struct cuda_view *matrices = matrices_of(op);
+    struct gemm_arguments arguments = {};
+    arguments.matrix_count = op->op.constants.matrix_count;
+    arguments.groups = x.columns / 64;
+    arguments.tokens = x.rows;
+    for (uint32_t i = 0; i < arguments.matrix_count; i++) {
+        const struct cuda_view *matrix = &matrices[2 * i], *y = &matrices[2 * i + 1];
+        arguments.matrices[i].tiles = (const uint8_t *)matrix->data;
+        arguments.matrices[i].x = (const __nv_bfloat16 *)x.data;
+        arguments.matrices[i].y = y->data;
+        arguments.matrices[i].features = matrix->rows;
+        arguments.matrices[i].x_stride = (uint32_t)x.stride;
+        arguments.matrices[i].y_stride = (uint32_t)y->stride;
+        arguments.matrices[i].accumulate = op->op.constants.accumulate;
+    }
+    if (matrices[0].scale_dtype == DTYPE_BF16)
+        return launch<576>(arguments, device->multiprocessors, stream);
+    return launch<640>(arguments, device->multiprocessors, stream);
+}
