@@ -194,8 +194,8 @@ static void linear(void) {
 }
 
 static void experts(void) {
-    bench_experts<GEMM_GATE_UP, 2, 2, 160, 32, 64, 80, 96, 112, 128, 160>(4096);
-    bench_experts<GEMM_DOWN, 2, 2, 160, 32, 64, 80, 96, 112, 128, 160>(4096);
+    bench_experts<GEMM_GATE_UP, 2, 2, 160, 32, 64, 96, 112, 128, 144, 160>(4096);
+    bench_experts<GEMM_DOWN, 2, 2, 160, 32, 64, 96, 112, 128, 144, 160>(4096);
     bench_experts<GEMM_GATE_UP, 2, 2, 32, 16, 32>(256);
     bench_experts<GEMM_GATE_UP, 4, 2, 32, 16, 32>(256);
     bench_experts<GEMM_GATE_UP, 4, 2, 16, 16>(256);

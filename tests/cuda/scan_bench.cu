@@ -1,10 +1,10 @@
 /* Speed and exactness of the delta rule over a prompt. */
 #include "bench.cuh"
 
-#include "backend/cuda/kernels/prefill_scan.cuh"
+#include "backend/cuda/kernels/prefill_chunks.cuh"
 
 /* 32 value heads, 16 key heads of 128: l2-normalised q and k, decays of 0.8 to 1. */
-static void bench_scan(uint32_t tokens) {
+static void bench_scan(uint32_t tokens, bool chunks) {
     enum { HEADS = 32, KEY_HEADS = 16, SIZE = 128 };
     std::vector<float> q((uint64_t)tokens * KEY_HEADS * SIZE), k(q.size()),
         v((uint64_t)tokens * HEADS * SIZE);
@@ -43,7 +43,11 @@ static void bench_scan(uint32_t tokens) {
                                        tokens,
                                        HEADS,
                                        KEY_HEADS};
-    auto launch = [&](int) { check(scan_launch(arguments, 0)); };
+    struct chunks_memory memory;
+    uint8_t *workspace = device_array<uint8_t>(chunks_bytes(tokens, HEADS, KEY_HEADS, &memory, NULL));
+    auto launch = [&](int) {
+        check(chunks ? chunks_launch(arguments, workspace, 0) : scan_launch(arguments, 0));
+    };
     poison(y, v.size() * 4, 0xff);
     launch(0);
     check(cudaDeviceSynchronize());
@@ -71,15 +75,14 @@ static void bench_scan(uint32_t tokens) {
     for (auto value : found)
         distance.finite &= std::isfinite(value);
     char name[96];
-    snprintf(name, sizeof name, "delta scan T=%u", tokens);
+    snprintf(name, sizeof name, "delta scan T=%u, %s", tokens, chunks ? "chunks" : "registers");
     report(name, time_of(launch), 7.0 * tokens * HEADS * SIZE * SIZE, v.size() * 8.0 + q.size() * 8.0,
            distance);
 }
 
 int main(void) {
-    bench_scan(4096);
-    bench_scan(256);
-    bench_scan(33);
-    bench_scan(2);
+    for (bool chunks : {false, true})
+        for (uint32_t tokens : {4096, 1000, 256, 64, 33, 2})
+            bench_scan(tokens, chunks);
     return 0;
 }

@@ -35,6 +35,9 @@ bool cuda_prefill_conv_silu_fits(const struct cuda_op *op, const struct cuda_dev
 cuda_launcher cuda_prefill_conv_silu;
 bool cuda_prefill_delta_scan_fits(const struct cuda_op *op, const struct cuda_device *device);
 cuda_launcher cuda_prefill_delta_scan;
+bool cuda_prefill_delta_chunks_fits(const struct cuda_op *op, const struct cuda_device *device);
+cuda_workspace cuda_prefill_delta_chunks_workspace;
+cuda_launcher cuda_prefill_delta_chunks;
 bool cuda_prefill_gated_norm_fits(const struct cuda_op *op, const struct cuda_device *device);
 cuda_launcher cuda_prefill_gated_norm;
 

@@ -1,7 +1,7 @@
 /* The delta layers for many rows: OP_CONV_SILU, OP_DELTA_SCAN and OP_GATED_NORM with heads of 128. A warp has
  * a head of a row, four neighbouring elements a lane. */
 #include "backend/cuda/kernels/prefill.cuh"
-#include "backend/cuda/kernels/prefill_scan.cuh"
+#include "backend/cuda/kernels/prefill_chunks.cuh"
 
 #define SIZE 128 /* of a head */
 #define TAPS 4
@@ -109,17 +109,7 @@ extern "C" cudaError_t cuda_prefill_conv_silu(const struct cuda_op *op, const st
                        stream, c);
 }
 
-extern "C" bool cuda_prefill_delta_scan_fits(const struct cuda_op *op, const struct cuda_device *device) {
-    const struct op_constants *c = &op->op.constants;
-    const struct cuda_view *v = op->views;
-    return v[0].rows > 1 && c->key_size == SCAN_SIZE && c->value_size == SCAN_SIZE &&
-           prefill_aligned(&v[0]) && prefill_aligned(&v[1]) && prefill_aligned(&v[2]) &&
-           prefill_aligned(&v[5]) && prefill_aligned(&v[6]) && v[5].stride == SCAN_SIZE &&
-           device->shared_bytes >= (int)sizeof(struct scan_memory);
-}
-
-extern "C" cudaError_t cuda_prefill_delta_scan(const struct cuda_op *op, const struct cuda_device *, void *,
-                                               cudaStream_t stream) {
+static struct scan_arguments scan_of(const struct cuda_op *op) {
     const struct cuda_view *v = op->views;
     struct scan_arguments a = {};
     a.q = (const float *)v[0].data;
@@ -138,7 +128,41 @@ extern "C" cudaError_t cuda_prefill_delta_scan(const struct cuda_op *op, const s
     a.tokens = v[0].rows;
     a.heads = op->op.constants.value_heads;
     a.key_heads = op->op.constants.key_heads;
-    return scan_launch(a, stream);
+    return a;
+}
+
+extern "C" bool cuda_prefill_delta_scan_fits(const struct cuda_op *op, const struct cuda_device *device) {
+    const struct op_constants *c = &op->op.constants;
+    const struct cuda_view *v = op->views;
+    return v[0].rows > 1 && c->key_size == SCAN_SIZE && c->value_size == SCAN_SIZE &&
+           prefill_aligned(&v[0]) && prefill_aligned(&v[1]) && prefill_aligned(&v[2]) &&
+           prefill_aligned(&v[5]) && prefill_aligned(&v[6]) && v[5].stride == SCAN_SIZE &&
+           device->shared_bytes >= (int)sizeof(struct scan_memory);
+}
+
+extern "C" cudaError_t cuda_prefill_delta_scan(const struct cuda_op *op, const struct cuda_device *, void *,
+                                               cudaStream_t stream) {
+    return scan_launch(scan_of(op), stream);
+}
+
+/* Few tokens are sooner done one by one. */
+extern "C" bool cuda_prefill_delta_chunks_fits(const struct cuda_op *op, const struct cuda_device *device) {
+    return device->policy->delta_scan == 1 && op->views[0].rows >= CHUNK &&
+           op->op.constants.value_heads % op->op.constants.key_heads == 0 &&
+           cuda_prefill_delta_scan_fits(op, device) &&
+           device->shared_bytes >= (int)sizeof(struct chunks_scan_memory);
+}
+
+extern "C" uint64_t cuda_prefill_delta_chunks_workspace(const struct cuda_op *op,
+                                                        const struct cuda_device *) {
+    struct chunks_memory memory;
+    return chunks_bytes(op->views[0].rows, op->op.constants.value_heads, op->op.constants.key_heads, &memory,
+                        NULL);
+}
+
+extern "C" cudaError_t cuda_prefill_delta_chunks(const struct cuda_op *op, const struct cuda_device *,
+                                                 void *workspace, cudaStream_t stream) {
+    return chunks_launch(scan_of(op), workspace, stream);
 }
 
 /* x[T,heads*128], z -> y: per head x rms_scale(x) weight silu(z); a warp a head of a row. */

@@ -8,7 +8,7 @@ extern "C" bool cuda_prefill_router_fits(const struct cuda_op *op, const struct 
     bool normalise = op->op.constants.normalise;
     const struct cuda_view *x = &op->views[0], *router = &op->views[normalise ? 2 : 1], *gate = router + 1;
     return x->rows > 1 && x->dtype == DTYPE_F32 && prefill_aligned(x) && router->dtype == DTYPE_AFFINE8 &&
-           gate->dtype == DTYPE_AFFINE8 && router->rows % 16 == 0 && router->rows <= ROUTER_EXPERTS &&
+           gate->dtype == DTYPE_AFFINE8 && router->rows <= ROUTER_EXPERTS &&
            op->op.constants.experts_per_token <= ROUTER_CHOSEN;
 }
 
@@ -104,12 +104,15 @@ static cudaError_t launch_tiles(const struct gemm_arguments &arguments, uint32_t
                                 const struct cuda_device *device, cudaStream_t stream) {
     uint32_t mean = pairs / arguments.experts;
     int processors = device->multiprocessors;
-    if (mean <= 12)
-        return gemm_launch<KIND, 2, 2, TILE_BYTES, OUT, 32, 16, 32>(arguments, processors, stream);
-    if (mean <= 48)
+    if constexpr (TILE_BYTES != 576) /* float32 scales are rare: not worth a kernel for each size */
         return gemm_launch<KIND, 2, 2, TILE_BYTES, OUT, 64, 16, 32, 48, 64>(arguments, processors, stream);
-    return gemm_launch<KIND, 2, 2, TILE_BYTES, OUT, 160, 32, 64, 80, 96, 112, 128, 160>(arguments, processors,
-                                                                                        stream);
+    else if (mean <= 12)
+        return gemm_launch<KIND, 4, 2, TILE_BYTES, OUT, 32, 16, 32>(arguments, processors, stream);
+    else if (mean <= 48)
+        return gemm_launch<KIND, 2, 2, TILE_BYTES, OUT, 64, 16, 32, 48, 64>(arguments, processors, stream);
+    else
+        return gemm_launch<KIND, 2, 2, TILE_BYTES, OUT, 160, 32, 64, 96, 112, 128, 144, 160>(
+            arguments, processors, stream);
 }
 
 template <int KIND, typename OUT>

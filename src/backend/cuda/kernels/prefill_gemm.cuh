@@ -279,7 +279,7 @@ __device__ __forceinline__ void gemm_fetch(const struct gemm_item &item,
 /* Of a lane's sums of 32 tokens (4 blocks of 8). */
 template <typename OUT>
 __device__ __forceinline__ void gemm_turn(uint32_t memory, const float (&d)[16], uint32_t lane) {
-    if (sizeof(OUT) == 4) {
+    if constexpr (sizeof(OUT) == 4) {
 #pragma unroll
         for (int b = 0; b < 4; b++)
 #pragma unroll
@@ -288,23 +288,24 @@ __device__ __forceinline__ void gemm_turn(uint32_t memory, const float (&d)[16],
                                                              (lane / 4 + i / 2 * 8) * 4),
                              "f"(d[4 * b + i])
                              : "memory");
-        return;
-    }
-    /* Matrices of 8 features x 8 tokens: features 0 .. 7 and 8 .. 15 of a block, then of the next. A token's
-     * two pieces of 8 features change places every 4 tokens, which spreads them over the banks. */
+    } else {
+        /* Matrices of 8 features x 8 tokens: features 0 .. 7 and 8 .. 15 of a block, then of the next. A
+         * token's two pieces of 8 features change places every 4 tokens, which spreads them over the banks.
+         */
 #pragma unroll
-    for (int b = 0; b < 4; b += 2) {
-        uint32_t v[4];
+        for (int b = 0; b < 4; b += 2) {
+            uint32_t v[4];
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            __nv_bfloat162 pair = __floats2bfloat162_rn(d[4 * b + 2 * i], d[4 * b + 2 * i + 1]);
-            v[i] = *(uint32_t *)&pair;
+            for (int i = 0; i < 4; i++) {
+                __nv_bfloat162 pair = __floats2bfloat162_rn(d[4 * b + 2 * i], d[4 * b + 2 * i + 1]);
+                v[i] = *(uint32_t *)&pair;
+            }
+            uint32_t token = 8 * b + lane / 16 * 8 + lane % 8, piece = lane / 8 % 2;
+            asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                             memory + token * 32 + ((piece ^ (token >> 2 & 1)) << 4)),
+                         "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
+                         : "memory");
         }
-        uint32_t token = 8 * b + lane / 16 * 8 + lane % 8, piece = lane / 8 % 2;
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                         memory + token * 32 + ((piece ^ (token >> 2 & 1)) << 4)),
-                     "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
-                     : "memory");
     }
 }
 

@@ -36,12 +36,16 @@ static cudaError_t launch(const struct gemm_arguments &arguments, int multiproce
         features += arguments.matrices[m].features;
     /* The largest tile that still gives most multiprocessors one: it reads each operand least often. */
     uint32_t enough = multiprocessors * 2 / 3;
-    if ((features + 255) / 256 * ((tokens + 127) / 128) >= enough)
+    if constexpr (TILE_BYTES != 576) /* float32 scales are rare: not worth a kernel for each size */
+        return gemm_launch<GEMM_LINEAR, 2, 1, TILE_BYTES, float, 64, 64>(arguments, multiprocessors, stream);
+    else if ((features + 255) / 256 * ((tokens + 127) / 128) >= enough)
         return gemm_launch<GEMM_LINEAR, 2, 2, TILE_BYTES, float, 128, 128>(arguments, multiprocessors,
                                                                            stream);
-    if ((features + 127) / 128 * ((tokens + 63) / 64) >= enough)
+    else if ((features + 127) / 128 * ((tokens + 63) / 64) >= enough)
         return gemm_launch<GEMM_LINEAR, 2, 1, TILE_BYTES, float, 64, 64>(arguments, multiprocessors, stream);
-    return gemm_launch<GEMM_LINEAR, 2, 1, TILE_BYTES, float, 32, 16, 32>(arguments, multiprocessors, stream);
+    else
+        return gemm_launch<GEMM_LINEAR, 2, 1, TILE_BYTES, float, 32, 16, 32>(arguments, multiprocessors,
+                                                                             stream);
 }
 
 extern "C" cudaError_t cuda_prefill_linear(const struct cuda_op *op, const struct cuda_device *device,

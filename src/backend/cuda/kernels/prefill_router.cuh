@@ -11,9 +11,9 @@
 #include <cuda_fp16.h>
 #include <stdint.h>
 
-#define ROUTER_EXPERTS 256 /* at most */
-#define ROUTER_CHOSEN 32   /* at most */
-#define ROUTER_WARPS 8
+#define ROUTER_EXPERTS 256               /* at most */
+#define ROUTER_CHOSEN 32                 /* at most */
+#define ROUTER_WARPS 16                  /* 16 experts each */
 #define ROUTER_CHUNK 512                 /* columns in shared memory at a time */
 #define ROUTER_STRIDE (ROUTER_CHUNK + 8) /* no bank is hit twice */
 
@@ -32,7 +32,7 @@ template <int BLOCKS> struct router_memory { /* of 8 tokens */
     __half high[8 * BLOCKS][ROUTER_STRIDE], low[8 * BLOCKS][ROUTER_STRIDE];
     float sums[8 * BLOCKS][ROUTER_CHUNK / 64];
     float logits[8 * BLOCKS][ROUTER_EXPERTS + 1];
-    float norm[8 * BLOCKS], power[8 * BLOCKS], gate[8 * BLOCKS];
+    float norm[8 * BLOCKS], power[8 * BLOCKS], unpower[8 * BLOCKS], gate[8 * BLOCKS];
 };
 
 __device__ __forceinline__ float router_sum(float x) {
@@ -88,7 +88,9 @@ __device__ __forceinline__ void router_measure(const struct router_arguments &a,
             int exponent = 0;
             frexpf(most, &exponent);
             /* At most 2^8 after scaling; no infinite power for rows of zeros, infinities or NaN. */
-            memory->power[row] = ldexpf(1.0f, max(-100, min(100, 8 - exponent)));
+            int power = max(-100, min(100, 8 - exponent));
+            memory->power[row] = ldexpf(1.0f, power);
+            memory->unpower[row] = ldexpf(1.0f, -power);
             memory->norm[row] = norm;
             memory->gate[row] = 0;
         }
@@ -204,6 +206,21 @@ __device__ __forceinline__ void router_choose(const float *logits, uint32_t expe
     }
 }
 
+/* A lane's part of a group: codes, scales and biases of two experts. */
+struct router_group {
+    uint4 codes[2];
+    float2 pairs[2];
+};
+
+__device__ __forceinline__ void router_load(const struct router_arguments &a, const uint64_t (&expert)[2],
+                                            uint32_t group, uint32_t t, struct router_group *to) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        to->codes[i] = *(const uint4 *)(a.codes + expert[i] * a.columns + 64 * group + 16 * t);
+        to->pairs[i] = a.pairs[expert[i] * (a.columns / 64) + group];
+    }
+}
+
 /* 8 * BLOCKS tokens a block. */
 template <int BLOCKS>
 __global__ void __launch_bounds__(32 * ROUTER_WARPS)
@@ -214,71 +231,61 @@ __global__ void __launch_bounds__(32 * ROUTER_WARPS)
     uint32_t first = blockIdx.x * 8 * BLOCKS, groups = a.columns / 64;
     router_measure<BLOCKS>(a, memory, first, warp, lane);
     __syncwarp();
-    float totals[2][BLOCKS][4] = {};
+    /* The warp's experts; those past the last are computed and left out. */
+    uint64_t expert[2] = {min(16 * warp + g, a.experts - 1), min(16 * warp + g + 8, a.experts - 1)};
+    float totals[BLOCKS][4] = {};
+    struct router_group now, next;
+    router_load(a, expert, 0, t, &next);
     for (uint32_t from = 0; from < a.columns; from += ROUTER_CHUNK) {
         uint32_t count = min(a.columns - from, ROUTER_CHUNK);
         __syncthreads();
         router_split<BLOCKS>(a, memory, first, from, count, warp, lane);
         __syncthreads();
         for (uint32_t group = 0; group < count / 64; group++) {
+            now = next;
+            router_load(a, expert, min(from / 64 + group + 1, groups - 1), t, &next);
+            const uint32_t *words[2] = {&now.codes[0].x, &now.codes[1].x};
+            float sums[BLOCKS][4] = {};
 #pragma unroll
-            for (int m = 0; m < 2; m++) {
-                uint32_t expert = 32 * warp + 16 * m;
-                if (expert >= a.experts)
-                    continue;
-                uint64_t row = expert + g;
-                uint4 codes[2] = {
-                    *(const uint4 *)(a.codes + row * a.columns + from + 64 * group + 16 * t),
-                    *(const uint4 *)(a.codes + (row + 8) * a.columns + from + 64 * group + 16 * t)};
-                float2 pairs[2] = {a.pairs[row * groups + from / 64 + group],
-                                   a.pairs[(row + 8) * groups + from / 64 + group]};
-                const uint32_t *words[2] = {&codes[0].x, &codes[1].x};
-                float sums[BLOCKS][4] = {};
+            for (int half = 0; half < 2; half++) {
+                uint32_t weights[2][4];
 #pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    uint32_t weights[2][4];
+                for (int j = 0; j < 2; j++)
 #pragma unroll
-                    for (int j = 0; j < 2; j++)
-#pragma unroll
-                        for (int i = 0; i < 2; i++) {
-                            weights[j][i] = router_codes<0>(words[i][2 * half + j]);
-                            weights[j][2 + i] = router_codes<2>(words[i][2 * half + j]);
-                        }
-#pragma unroll
-                    for (int b = 0; b < BLOCKS; b++) {
-                        uint32_t column = 64 * group + 16 * t + 8 * half;
-                        uint4 high = *(const uint4 *)&memory->high[8 * b + g][column];
-                        uint4 low = *(const uint4 *)&memory->low[8 * b + g][column];
-                        router_multiply(sums[b], weights[0], high.x, high.y);
-                        router_multiply(sums[b], weights[1], high.z, high.w);
-                        router_multiply(sums[b], weights[0], low.x, low.y);
-                        router_multiply(sums[b], weights[1], low.z, low.w);
+                    for (int i = 0; i < 2; i++) {
+                        weights[j][i] = router_codes<0>(words[i][2 * half + j]);
+                        weights[j][2 + i] = router_codes<2>(words[i][2 * half + j]);
                     }
+#pragma unroll
+                for (int b = 0; b < BLOCKS; b++) {
+                    uint32_t column = 64 * group + 16 * t + 8 * half;
+                    uint4 high = *(const uint4 *)&memory->high[8 * b + g][column];
+                    uint4 low = *(const uint4 *)&memory->low[8 * b + g][column];
+                    router_multiply(sums[b], weights[0], high.x, high.y);
+                    router_multiply(sums[b], weights[1], high.z, high.w);
+                    router_multiply(sums[b], weights[0], low.x, low.y);
+                    router_multiply(sums[b], weights[1], low.z, low.w);
                 }
-#pragma unroll
-                for (int b = 0; b < BLOCKS; b++)
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        uint32_t token = 8 * b + 2 * t + (i & 1);
-                        float2 pair = pairs[i / 2];
-                        /* The power is divided out exactly. */
-                        totals[m][b][i] =
-                            fmaf(pair.x, sums[b][i] * (1 / memory->power[token]), totals[m][b][i]);
-                        totals[m][b][i] = fmaf(pair.y, memory->sums[token][group], totals[m][b][i]);
-                    }
             }
+#pragma unroll
+            for (int b = 0; b < BLOCKS; b++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    uint32_t token = 8 * b + 2 * t + (i & 1);
+                    float2 pair = now.pairs[i / 2];
+                    totals[b][i] = fmaf(pair.x, sums[b][i] * memory->unpower[token], totals[b][i]);
+                    totals[b][i] = fmaf(pair.y, memory->sums[token][group], totals[b][i]);
+                }
         }
     }
 #pragma unroll
-    for (int m = 0; m < 2; m++)
+    for (int b = 0; b < BLOCKS; b++)
 #pragma unroll
-        for (int b = 0; b < BLOCKS; b++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                uint32_t expert = 32 * warp + 16 * m + g + 8 * (i / 2);
-                if (expert < a.experts)
-                    memory->logits[8 * b + 2 * t + (i & 1)][expert] = totals[m][b][i];
-            }
+        for (int i = 0; i < 4; i++) {
+            uint32_t e = 16 * warp + g + 8 * (i / 2);
+            if (e < a.experts)
+                memory->logits[8 * b + 2 * t + (i & 1)][e] = totals[b][i];
+        }
     __syncthreads();
     for (uint32_t row = warp; row < 8 * BLOCKS && first + row < a.tokens; row += ROUTER_WARPS) {
         float *scores = a.scores + (first + row) * a.scores_stride;
