@@ -121,6 +121,10 @@ void policy_defaults(struct policy *policy, const char *backend) {
     policy->kv_coalesced = true;
     policy->gqa_pack = 4;
     policy->attention_split = 32768;
+    if (bit == CUDA) {
+        policy->delta_scan = 1;
+        policy->chunk_rows = 4096;
+    }
 }
 
 static bool read_switch(const struct choice *choice, const char *text, bool *on, struct calla_error *error) {

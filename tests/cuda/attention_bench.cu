@@ -14,7 +14,7 @@ static void bench_attention(uint32_t tokens, uint32_t position) {
     uint32_t *record = to_device(std::vector<uint32_t>{position});
     struct attention_arguments arguments = {record, q,    gate + 256,      keys,   values, y,        size,
                                             512,    size, kv_heads * size, tokens, heads,  kv_heads, limit};
-    auto launch = [&](int) { check(attention_launch<float>(arguments, 0)); };
+    auto launch = [&](int) { check(attention_launch<float>(arguments, CUDA_EXCLUSIVE, 0)); };
     poison(y, (uint64_t)tokens * heads * size * 4, 0xff);
     launch(0);
     check(cudaDeviceSynchronize());

@@ -46,8 +46,8 @@ static void bench_linear(uint32_t features, uint32_t columns, uint32_t tokens) {
     arguments.tokens = tokens;
     auto launch = [&](int i) {
         arguments.matrices[0].tiles = tiles[i % COPIES];
-        check(gemm_launch<GEMM_LINEAR, CONSUMERS, TILES, 576, float, TOKENS, TOKENS>(arguments,
-                                                                                     multiprocessors(), 0));
+        check(gemm_launch<GEMM_LINEAR, CONSUMERS, TILES, 576, float, TOKENS, TOKENS>(
+            arguments, multiprocessors(), CUDA_EXCLUSIVE, 0));
     };
     poison(y, (uint64_t)tokens * features * 4, 0);
     launch(0);
@@ -131,7 +131,7 @@ static void bench_experts(uint32_t tokens) {
         arguments.matrices[0].tiles = tiles[i % COPIES];
         arguments.matrices[0].more = more[i % COPIES];
         check(gemm_launch<KIND, CONSUMERS, TILES, 576, __nv_bfloat16, TOKENS, WIDTHS...>(
-            arguments, multiprocessors(), 0));
+            arguments, multiprocessors(), CUDA_EXCLUSIVE, 0));
     };
     poison(y, (uint64_t)pairs * out * 2, 0xff);
     poison(shared_y, (uint64_t)tokens * out * 2, 0xff);

@@ -35,7 +35,7 @@ static void bench_router(uint32_t tokens, bool normalise) {
                                          experts,
                                          chosen,
                                          1e-6f};
-    auto launch = [&](int) { check(router_launch(arguments, multiprocessors(), 0)); };
+    auto launch = [&](int) { check(router_launch(arguments, multiprocessors(), CUDA_EXCLUSIVE, 0)); };
     poison(scores, tokens * (chosen + 1) * 4, 0xff);
     launch(0);
     auto found = to_host(scores, tokens * (chosen + 1));

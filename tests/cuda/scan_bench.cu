@@ -46,7 +46,8 @@ static void bench_scan(uint32_t tokens, bool chunks) {
     struct chunks_memory memory;
     uint8_t *workspace = device_array<uint8_t>(chunks_bytes(tokens, HEADS, KEY_HEADS, &memory, NULL));
     auto launch = [&](int) {
-        check(chunks ? chunks_launch(arguments, workspace, 0) : scan_launch(arguments, 0));
+        check(chunks ? chunks_launch(arguments, workspace, CUDA_EXCLUSIVE, 0)
+                     : scan_launch(arguments, CUDA_EXCLUSIVE, 0));
     };
     poison(y, v.size() * 4, 0xff);
     launch(0);

@@ -27,6 +27,6 @@ static inline uint64_t prefill_rows_bytes(const struct cuda_view *x) {
     return x->dtype == DTYPE_BF16 ? 0 : ((uint64_t)x->rows * x->columns * 2 + 255) / 256 * 256;
 }
 cudaError_t prefill_rows(const struct cuda_view *x, const struct cuda_view *norm, float epsilon, void *memory,
-                         struct cuda_view *rows, cudaStream_t stream);
+                         struct cuda_view *rows, enum cuda_start start, cudaStream_t stream);
 
 #endif

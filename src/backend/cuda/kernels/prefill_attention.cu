@@ -13,8 +13,8 @@ extern "C" bool cuda_prefill_attention_fits(const struct cuda_op *op, const stru
            prefill_aligned(y) && prefill_on_hopper(device);
 }
 
-extern "C" cudaError_t cuda_prefill_attention(const struct cuda_op *op, const struct cuda_device *, void *,
-                                              cudaStream_t stream) {
+extern "C" cudaError_t cuda_prefill_attention(const struct cuda_op *op, const struct cuda_device *device,
+                                              void *, cudaStream_t stream) {
     const struct op_constants *c = &op->op.constants;
     const struct cuda_view *views = op->views;
     struct attention_arguments arguments = {};
@@ -33,6 +33,6 @@ extern "C" cudaError_t cuda_prefill_attention(const struct cuda_op *op, const st
     arguments.kv_heads = c->kv_heads;
     arguments.limit = views[3].rows;
     if (views[5].dtype == DTYPE_BF16)
-        return attention_launch<__nv_bfloat16>(arguments, stream);
-    return attention_launch<float>(arguments, stream);
+        return attention_launch<__nv_bfloat16>(arguments, cuda_overlap(device), stream);
+    return attention_launch<float>(arguments, cuda_overlap(device), stream);
 }

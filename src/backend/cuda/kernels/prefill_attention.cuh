@@ -10,6 +10,7 @@
 #define CALLA_BACKEND_CUDA_KERNELS_PREFILL_ATTENTION_CUH
 
 #include "backend/cuda/kernels/hopper.cuh"
+#include "backend/cuda/kernels/launch.cuh"
 #include "backend/cuda/kernels/wgmma.cuh"
 
 #include <cuda_bf16.h>
@@ -180,20 +181,30 @@ __device__ __forceinline__ void attention_compute(const struct attention_argumen
                                                   uint32_t first_token, uint32_t position, uint32_t tiles) {
     uint32_t warpgroup = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     uint32_t group = a.heads / a.kv_heads;
-    /* The warpgroup's queries as bf16, swizzled like the keys. */
-    for (uint32_t i = threadIdx.x % 128; i < 64 * (ATTENTION_SIZE / 8); i += 128) {
-        uint32_t row = 64 * warpgroup + i / (ATTENTION_SIZE / 8), piece = i % (ATTENTION_SIZE / 8);
-        uint32_t token = min(first_token + row / group, a.rows - 1), head = kv_head * group + row % group;
-        const float4 *from =
-            (const float4 *)(a.q + (uint64_t)(token * a.heads + head) * a.q_stride + piece * 8);
-        float4 low = from[0], high = from[1];
-        __nv_bfloat162 v[4] = {__floats2bfloat162_rn(low.x, low.y), __floats2bfloat162_rn(low.z, low.w),
-                               __floats2bfloat162_rn(high.x, high.y), __floats2bfloat162_rn(high.z, high.w)};
-        uint32_t to =
-            query + piece / 8 * (ATTENTION_ROWS * 128) + row * 128 + (((piece & 7) ^ (row & 7)) << 4);
-        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(*(uint32_t *)&v[0]),
-                     "r"(*(uint32_t *)&v[1]), "r"(*(uint32_t *)&v[2]), "r"(*(uint32_t *)&v[3])
-                     : "memory");
+    /* The warpgroup's queries as bf16, swizzled like the keys; four loads in flight. */
+    for (uint32_t first = threadIdx.x % 128; first < 64 * (ATTENTION_SIZE / 8); first += 4 * 128) {
+        float4 low[4], high[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t row = 64 * warpgroup + (first + 128 * i) / (ATTENTION_SIZE / 8);
+            uint32_t token = min(first_token + row / group, a.rows - 1), head = kv_head * group + row % group;
+            const float4 *from =
+                (const float4 *)(a.q + (uint64_t)(token * a.heads + head) * a.q_stride + first % 32 * 8);
+            low[i] = from[0];
+            high[i] = from[1];
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t row = 64 * warpgroup + (first + 128 * i) / (ATTENTION_SIZE / 8), piece = first % 32;
+            __nv_bfloat162 v[4] = {
+                __floats2bfloat162_rn(low[i].x, low[i].y), __floats2bfloat162_rn(low[i].z, low[i].w),
+                __floats2bfloat162_rn(high[i].x, high[i].y), __floats2bfloat162_rn(high[i].z, high[i].w)};
+            uint32_t to =
+                query + piece / 8 * (ATTENTION_ROWS * 128) + row * 128 + (((piece & 7) ^ (row & 7)) << 4);
+            asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(*(uint32_t *)&v[0]),
+                         "r"(*(uint32_t *)&v[1]), "r"(*(uint32_t *)&v[2]), "r"(*(uint32_t *)&v[3])
+                         : "memory");
+        }
     }
     fence_for_matrix_units();
     asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory");
@@ -251,14 +262,21 @@ __device__ __forceinline__ void attention_compute(const struct attention_argumen
         OUT *y = (OUT *)a.y + (uint64_t)(token * a.heads + head) * a.y_stride + lane % 4 * 2;
         float scale = 1 / total[half];
 #pragma unroll
-        for (int i = 0; i < ATTENTION_SIZE / 8; i++) {
-            float2 g = *(const float2 *)(gate + 8 * i);
-            float first = sums[4 * i + 2 * half] * scale / (1 + __expf(-g.x));
-            float second = sums[4 * i + 2 * half + 1] * scale / (1 + __expf(-g.y));
-            if (sizeof(OUT) == 4)
-                *(float2 *)(y + 8 * i) = make_float2(first, second);
-            else
-                *(__nv_bfloat162 *)(y + 8 * i) = __floats2bfloat162_rn(first, second);
+        for (int first = 0; first < ATTENTION_SIZE / 8; first += 8) {
+            float2 gates[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                gates[i] = *(const float2 *)(gate + 8 * (first + i));
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const float *pair = &sums[4 * (first + i) + 2 * half];
+                float2 out = make_float2(__fdividef(pair[0] * scale, 1 + __expf(-gates[i].x)),
+                                         __fdividef(pair[1] * scale, 1 + __expf(-gates[i].y)));
+                if (sizeof(OUT) == 4)
+                    *(float2 *)(y + 8 * (first + i)) = out;
+                else
+                    *(__nv_bfloat162 *)(y + 8 * (first + i)) = __floats2bfloat162_rn(out.x, out.y);
+            }
         }
     }
 }
@@ -281,6 +299,8 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
         fence_for_matrix_units();
     }
     __syncthreads();
+    cuda_let_next_start();
+    cuda_await_previous();
     uint32_t tokens = ATTENTION_ROWS / (a.heads / a.kv_heads);
     uint32_t first_token = (gridDim.x - 1 - blockIdx.x) * tokens, kv_head = blockIdx.y;
     uint32_t position = *a.position;
@@ -297,15 +317,12 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
 }
 
 template <typename OUT>
-cudaError_t attention_launch(const struct attention_arguments &arguments, cudaStream_t stream) {
-    cudaError_t error = cudaFuncSetAttribute(attention_kernel<OUT>,
-                                             cudaFuncAttributeMaxDynamicSharedMemorySize, ATTENTION_SHARED);
-    if (error != cudaSuccess)
-        return error;
+cudaError_t attention_launch(const struct attention_arguments &arguments, enum cuda_start start,
+                             cudaStream_t stream) {
     uint32_t tokens = ATTENTION_ROWS / (arguments.heads / arguments.kv_heads);
-    dim3 grid((arguments.rows + tokens - 1) / tokens, arguments.kv_heads);
-    attention_kernel<OUT><<<grid, ATTENTION_THREADS, ATTENTION_SHARED, stream>>>(arguments);
-    return cudaGetLastError();
+    return cuda_launch(attention_kernel<OUT>, start,
+                       dim3(cuda_blocks(arguments.rows, tokens), arguments.kv_heads), ATTENTION_THREADS,
+                       ATTENTION_SHARED, stream, arguments);
 }
 
 #endif

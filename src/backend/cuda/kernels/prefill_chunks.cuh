@@ -141,6 +141,8 @@ __global__ static void __launch_bounds__(CHUNK_THREADS)
     uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     uint32_t count = min(a.tokens - first, CHUNK);
     uint8_t *keys = to.keys + ((uint64_t)chunk * a.key_heads + key_head) * 2 * CHUNK_KEY_BYTES;
+    cuda_let_next_start();
+    cuda_await_previous();
 #pragma unroll 4
     for (uint32_t i = threadIdx.x; i < 2 * CHUNK * 16; i += CHUNK_THREADS) {
         uint32_t of_q = i / (CHUNK * 16), row = i / 16 % CHUNK, piece = i % 16;
@@ -309,6 +311,8 @@ __global__ static void __launch_bounds__(CHUNK_THREADS, 1)
     uint32_t values = shared_address(memory->values), remaining = shared_address(memory->remaining);
     float *state = a.state + (uint64_t)column * SCAN_SIZE + 16 * warp + 2 * t;
     float s[2][2][4];
+    cuda_let_next_start();
+    cuda_await_previous();
     chunks_fetch(a, from, memory, 0, head);
 #pragma unroll
     for (int m = 0; m < 2; m++)
@@ -449,24 +453,16 @@ __global__ static void __launch_bounds__(CHUNK_THREADS, 1)
 }
 
 static inline cudaError_t chunks_launch(const struct scan_arguments &arguments, void *workspace,
-                                        cudaStream_t stream) {
+                                        enum cuda_start start, cudaStream_t stream) {
     struct chunks_memory memory;
     chunks_bytes(arguments.tokens, arguments.heads, arguments.key_heads, &memory, workspace);
-    cudaError_t error = cudaFuncSetAttribute(chunks_prepare, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             sizeof(struct chunks_prepare_memory));
-    if (error == cudaSuccess)
-        error = cudaFuncSetAttribute(chunks_scan, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     sizeof(struct chunks_scan_memory));
-    if (error != cudaSuccess)
-        return error;
-    dim3 grid((arguments.tokens + CHUNK - 1) / CHUNK, arguments.key_heads);
-    chunks_prepare<<<grid, CHUNK_THREADS, sizeof(struct chunks_prepare_memory), stream>>>(arguments, memory);
-    error = cudaGetLastError();
-    if (error != cudaSuccess)
-        return error;
-    chunks_scan<<<dim3(SCAN_SIZE / CHUNK_PART, arguments.heads), CHUNK_THREADS,
-                  sizeof(struct chunks_scan_memory), stream>>>(arguments, memory);
-    return cudaGetLastError();
+    cudaError_t status =
+        cuda_launch(chunks_prepare, start, dim3(cuda_blocks(arguments.tokens, CHUNK), arguments.key_heads),
+                    CHUNK_THREADS, sizeof(struct chunks_prepare_memory), stream, arguments, memory);
+    if (status != cudaSuccess)
+        return status;
+    return cuda_launch(chunks_scan, start, dim3(SCAN_SIZE / CHUNK_PART, arguments.heads), CHUNK_THREADS,
+                       sizeof(struct chunks_scan_memory), stream, arguments, memory);
 }
 
 #endif

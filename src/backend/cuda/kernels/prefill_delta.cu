@@ -32,6 +32,8 @@ struct conv {
 __global__ static void __launch_bounds__(32 * WARPS) conv_silu(const __grid_constant__ struct conv c) {
     uint32_t head = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32,
              first = blockIdx.y * CONV_ROWS;
+    cuda_let_next_start();
+    cuda_await_previous();
     if (head >= c.heads)
         return;
     uint32_t channel = head * SIZE + 4 * lane, position = c.record->position;
@@ -83,8 +85,8 @@ extern "C" bool cuda_prefill_conv_silu_fits(const struct cuda_op *op, const stru
            prefill_aligned(&v[4]) && prefill_aligned(&v[5]) && prefill_aligned(&v[6]);
 }
 
-extern "C" cudaError_t cuda_prefill_conv_silu(const struct cuda_op *op, const struct cuda_device *, void *,
-                                              cudaStream_t stream) {
+extern "C" cudaError_t cuda_prefill_conv_silu(const struct cuda_op *op, const struct cuda_device *device,
+                                              void *, cudaStream_t stream) {
     const struct op_constants *constants = &op->op.constants;
     const struct cuda_view *v = op->views;
     struct conv c = {};
@@ -104,7 +106,7 @@ extern "C" cudaError_t cuda_prefill_conv_silu(const struct cuda_op *op, const st
     c.key_heads = constants->key_heads;
     c.heads = 2 * constants->key_heads + constants->value_heads;
     c.epsilon = constants->l2_epsilon;
-    return cuda_launch(conv_silu, CUDA_EXCLUSIVE,
+    return cuda_launch(conv_silu, cuda_overlap(device),
                        dim3(cuda_blocks(c.heads, WARPS), cuda_blocks(c.rows, CONV_ROWS)), 32 * WARPS, 0,
                        stream, c);
 }
@@ -140,9 +142,9 @@ extern "C" bool cuda_prefill_delta_scan_fits(const struct cuda_op *op, const str
            device->shared_bytes >= (int)sizeof(struct scan_memory);
 }
 
-extern "C" cudaError_t cuda_prefill_delta_scan(const struct cuda_op *op, const struct cuda_device *, void *,
-                                               cudaStream_t stream) {
-    return scan_launch(scan_of(op), stream);
+extern "C" cudaError_t cuda_prefill_delta_scan(const struct cuda_op *op, const struct cuda_device *device,
+                                               void *, cudaStream_t stream) {
+    return scan_launch(scan_of(op), cuda_overlap(device), stream);
 }
 
 /* Few tokens are sooner done one by one. */
@@ -160,9 +162,9 @@ extern "C" uint64_t cuda_prefill_delta_chunks_workspace(const struct cuda_op *op
                         NULL);
 }
 
-extern "C" cudaError_t cuda_prefill_delta_chunks(const struct cuda_op *op, const struct cuda_device *,
+extern "C" cudaError_t cuda_prefill_delta_chunks(const struct cuda_op *op, const struct cuda_device *device,
                                                  void *workspace, cudaStream_t stream) {
-    return chunks_launch(scan_of(op), workspace, stream);
+    return chunks_launch(scan_of(op), workspace, cuda_overlap(device), stream);
 }
 
 /* x[T,heads*128], z -> y: per head x rms_scale(x) weight silu(z); a warp a head of a row. */
@@ -171,6 +173,8 @@ __global__ static void __launch_bounds__(32 * WARPS)
     gated_norm(const float *x, uint64_t x_stride, const float *z, uint64_t z_stride, const float *weight,
                OUT *y, uint64_t y_stride, uint32_t heads, uint32_t units, float epsilon) {
     uint32_t unit = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    cuda_let_next_start();
+    cuda_await_previous();
     if (unit >= units)
         return;
     uint64_t row = unit / heads;
@@ -194,18 +198,18 @@ extern "C" bool cuda_prefill_gated_norm_fits(const struct cuda_op *op, const str
     return v[2].columns == SIZE && prefill_aligned(&v[0]) && prefill_aligned(&v[1]) && prefill_aligned(&v[3]);
 }
 
-extern "C" cudaError_t cuda_prefill_gated_norm(const struct cuda_op *op, const struct cuda_device *, void *,
-                                               cudaStream_t stream) {
+extern "C" cudaError_t cuda_prefill_gated_norm(const struct cuda_op *op, const struct cuda_device *device,
+                                               void *, cudaStream_t stream) {
     const struct cuda_view *v = op->views, *y = &v[3];
     uint32_t heads = v[0].columns / SIZE, units = heads * v[0].rows;
     const float *x = (const float *)v[0].data, *z = (const float *)v[1].data,
                 *weight = (const float *)v[2].data;
     float epsilon = op->op.constants.epsilon;
     if (y->dtype == DTYPE_BF16)
-        return cuda_launch(gated_norm<__nv_bfloat16>, CUDA_EXCLUSIVE, cuda_blocks(units, WARPS), 32 * WARPS,
-                           0, stream, x, v[0].stride, z, v[1].stride, weight, (__nv_bfloat16 *)y->data,
-                           y->stride, heads, units, epsilon);
-    return cuda_launch(gated_norm<float>, CUDA_EXCLUSIVE, cuda_blocks(units, WARPS), 32 * WARPS, 0, stream, x,
-                       v[0].stride, z, v[1].stride, weight, (float *)y->data, y->stride, heads, units,
-                       epsilon);
+        return cuda_launch(gated_norm<__nv_bfloat16>, cuda_overlap(device), cuda_blocks(units, WARPS),
+                           32 * WARPS, 0, stream, x, v[0].stride, z, v[1].stride, weight,
+                           (__nv_bfloat16 *)y->data, y->stride, heads, units, epsilon);
+    return cuda_launch(gated_norm<float>, cuda_overlap(device), cuda_blocks(units, WARPS), 32 * WARPS, 0,
+                       stream, x, v[0].stride, z, v[1].stride, weight, (float *)y->data, y->stride, heads,
+                       units, epsilon);
 }

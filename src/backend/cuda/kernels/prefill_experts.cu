@@ -34,7 +34,7 @@ extern "C" cudaError_t cuda_prefill_router(const struct cuda_op *op, const struc
     arguments.experts = router->rows;
     arguments.chosen = op->op.constants.experts_per_token;
     arguments.epsilon = op->op.constants.epsilon;
-    return router_launch(arguments, device->multiprocessors, stream);
+    return router_launch(arguments, device->multiprocessors, cuda_overlap(device), stream);
 }
 
 #define SORT_BLOCK 256
@@ -47,6 +47,8 @@ __global__ static void __launch_bounds__(SORT_BLOCK)
     expert_sort(const int32_t *ids, uint32_t pairs, int32_t *starts, int32_t *order) {
     __shared__ uint32_t lower[SORT_WARPS], own[SORT_WARPS];
     int32_t expert = blockIdx.x;
+    cuda_let_next_start();
+    cuda_await_previous();
     uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint32_t part = (pairs + SORT_WARPS - 1) / SORT_WARPS, first = warp * part,
              end = min(first + part, pairs);
@@ -91,9 +93,9 @@ extern "C" bool cuda_prefill_expert_sort_fits(const struct cuda_op *op, const st
     return op->views[0].stride == op->views[0].columns;
 }
 
-extern "C" cudaError_t cuda_prefill_expert_sort(const struct cuda_op *op, const struct cuda_device *, void *,
-                                                cudaStream_t stream) {
-    return cuda_launch(expert_sort, CUDA_EXCLUSIVE, op->op.constants.experts, SORT_BLOCK, 0, stream,
+extern "C" cudaError_t cuda_prefill_expert_sort(const struct cuda_op *op, const struct cuda_device *device,
+                                                void *, cudaStream_t stream) {
+    return cuda_launch(expert_sort, cuda_overlap(device), op->op.constants.experts, SORT_BLOCK, 0, stream,
                        (const int32_t *)op->views[0].data, op->views[0].rows * op->views[0].columns,
                        (int32_t *)op->views[1].data, (int32_t *)op->views[2].data);
 }
@@ -105,14 +107,17 @@ static cudaError_t launch_tiles(const struct gemm_arguments &arguments, uint32_t
     uint32_t mean = pairs / arguments.experts;
     int processors = device->multiprocessors;
     if constexpr (TILE_BYTES != 576) /* float32 scales are rare: not worth a kernel for each size */
-        return gemm_launch<KIND, 2, 2, TILE_BYTES, OUT, 64, 16, 32, 48, 64>(arguments, processors, stream);
+        return gemm_launch<KIND, 2, 2, TILE_BYTES, OUT, 64, 16, 32, 48, 64>(arguments, processors,
+                                                                            cuda_overlap(device), stream);
     else if (mean <= 12)
-        return gemm_launch<KIND, 4, 2, TILE_BYTES, OUT, 32, 16, 32>(arguments, processors, stream);
+        return gemm_launch<KIND, 4, 2, TILE_BYTES, OUT, 32, 16, 32>(arguments, processors,
+                                                                    cuda_overlap(device), stream);
     else if (mean <= 48)
-        return gemm_launch<KIND, 2, 2, TILE_BYTES, OUT, 64, 16, 32, 48, 64>(arguments, processors, stream);
+        return gemm_launch<KIND, 2, 2, TILE_BYTES, OUT, 64, 16, 32, 48, 64>(arguments, processors,
+                                                                            cuda_overlap(device), stream);
     else
         return gemm_launch<KIND, 2, 2, TILE_BYTES, OUT, 160, 32, 64, 96, 112, 128, 144, 160>(
-            arguments, processors, stream);
+            arguments, processors, cuda_overlap(device), stream);
 }
 
 template <int KIND, typename OUT>
@@ -175,7 +180,8 @@ extern "C" cudaError_t cuda_prefill_expert_gate_up(const struct cuda_op *op, con
                                                    void *workspace, cudaStream_t stream) {
     struct gate_up v = gate_up_of(op);
     struct cuda_view x;
-    cudaError_t status = prefill_rows(v.x, v.norm, op->op.constants.epsilon, workspace, &x, stream);
+    cudaError_t status =
+        prefill_rows(v.x, v.norm, op->op.constants.epsilon, workspace, &x, cuda_overlap(device), stream);
     if (status != cudaSuccess)
         return status;
     struct gemm_arguments arguments = {};
@@ -203,6 +209,8 @@ __global__ static void __launch_bounds__(256)
             uint64_t scores_stride, float *y, uint64_t y_stride, uint32_t chosen, uint32_t columns) {
     uint64_t t = blockIdx.x;
     const float *score = scores + t * scores_stride;
+    cuda_let_next_start();
+    cuda_await_previous();
     for (uint32_t i = 8 * threadIdx.x; i < columns; i += 8 * 256) {
         float sum[8] = {};
 #pragma unroll 4
@@ -252,10 +260,10 @@ extern "C" cudaError_t cuda_prefill_expert_down(const struct cuda_op *op, const 
     const struct cuda_view *v = op->views, *scores = &v[3], *y = &v[8];
     uint8_t *memory = (uint8_t *)workspace;
     struct cuda_view routed, shared;
-    cudaError_t status = prefill_rows(&v[0], NULL, 0, memory, &routed, stream);
+    cudaError_t status = prefill_rows(&v[0], NULL, 0, memory, &routed, cuda_overlap(device), stream);
     memory += prefill_rows_bytes(&v[0]);
     if (status == cudaSuccess)
-        status = prefill_rows(&v[1], NULL, 0, memory, &shared, stream);
+        status = prefill_rows(&v[1], NULL, 0, memory, &shared, cuda_overlap(device), stream);
     memory += prefill_rows_bytes(&v[1]);
     if (status != cudaSuccess)
         return status;
@@ -278,7 +286,7 @@ extern "C" cudaError_t cuda_prefill_expert_down(const struct cuda_op *op, const 
         launch_experts<GEMM_DOWN, __nv_bfloat16>(arguments, routed.rows, v[6].scale_dtype, device, stream);
     if (status != cudaSuccess)
         return status;
-    return cuda_launch(combine, CUDA_EXCLUSIVE, y->rows, 256, 0, stream,
+    return cuda_launch(combine, cuda_overlap(device), y->rows, 256, 0, stream,
                        (const __nv_bfloat16 *)of_routed.data, (const __nv_bfloat16 *)of_shared.data,
                        (const float *)scores->data, scores->stride, (float *)y->data, y->stride,
                        op->op.constants.experts_per_token, y->columns);

@@ -11,6 +11,7 @@
 #define CALLA_BACKEND_CUDA_KERNELS_PREFILL_GEMM_CUH
 
 #include "backend/cuda/kernels/hopper.cuh"
+#include "backend/cuda/kernels/launch.cuh"
 #include "backend/cuda/kernels/wgmma.cuh"
 
 #include <cuda_bf16.h>
@@ -309,38 +310,44 @@ __device__ __forceinline__ void gemm_turn(uint32_t memory, const float (&d)[16],
     }
 }
 
-/* Stores `tokens` of 32 turned tokens; rows[i]: the lane's i-th token's row of y. */
-template <typename OUT>
-__device__ __forceinline__ void gemm_store(uint32_t memory, OUT *y, uint32_t stride, const uint32_t *rows,
-                                           uint32_t tokens, bool accumulate, uint32_t lane) {
-    constexpr int PIECES = 16 * sizeof(OUT) / 16; /* a token */
-    float4 before[PIECES];
-    OUT *to[PIECES];
+/* The lane's pieces of 16 bytes of 32 turned tokens: `row(i)` is the row of y of its i-th one's token. What y
+ * holds already is loaded first, for the next 32 tokens while these are stored. */
+template <typename OUT> struct gemm_pieces {
+    static constexpr int count = sizeof(OUT);
+    OUT *to[count]; /* NULL: no token */
+    float4 before[count];
+
+    __device__ __forceinline__ void find(OUT *y, uint32_t stride, const uint32_t *rows, uint32_t tokens,
+                                         bool accumulate, uint32_t lane) {
 #pragma unroll
-    for (int i = 0; i < PIECES; i++) {
-        uint32_t token = (lane + 32 * i) / PIECES, piece = lane % PIECES;
-        to[i] = token < tokens ? y + (uint64_t)rows[i] * stride + piece * (16 / sizeof(OUT)) : NULL;
-        if (sizeof(OUT) == 4) {
+        for (int i = 0; i < count; i++) {
+            uint32_t token = (lane + 32 * i) / count, piece = lane % count;
+            to[i] = y != NULL && token < tokens ? y + (uint64_t)rows[i] * stride + piece * (16 / sizeof(OUT))
+                                                : NULL;
             before[i] = make_float4(0, 0, 0, 0);
-            if (accumulate && to[i] != NULL)
+            if (sizeof(OUT) == 4 && accumulate && to[i] != NULL)
                 before[i] = *(const float4 *)to[i];
         }
     }
+
+    __device__ __forceinline__ void store(uint32_t memory, uint32_t lane) const {
 #pragma unroll
-    for (int i = 0; i < PIECES; i++) {
-        uint32_t token = (lane + 32 * i) / PIECES, piece = lane % PIECES;
-        uint4 v =
-            shared_load_16(memory + (sizeof(OUT) == 4 ? token * 80 + piece * 16
-                                                      : token * 32 + ((piece ^ (token >> 2 & 1)) << 4)));
-        if (sizeof(OUT) == 4) {
-            float4 sum = make_float4(before[i].x + __uint_as_float(v.x), before[i].y + __uint_as_float(v.y),
-                                     before[i].z + __uint_as_float(v.z), before[i].w + __uint_as_float(v.w));
-            v = *(uint4 *)&sum;
+        for (int i = 0; i < count; i++) {
+            uint32_t token = (lane + 32 * i) / count, piece = lane % count;
+            uint32_t at =
+                sizeof(OUT) == 4 ? token * 80 + piece * 16 : token * 32 + ((piece ^ (token >> 2 & 1)) << 4);
+            uint4 v = shared_load_16(memory + at);
+            if (sizeof(OUT) == 4) {
+                float4 sum =
+                    make_float4(before[i].x + __uint_as_float(v.x), before[i].y + __uint_as_float(v.y),
+                                before[i].z + __uint_as_float(v.z), before[i].w + __uint_as_float(v.w));
+                v = *(uint4 *)&sum;
+            }
+            if (to[i] != NULL)
+                *(uint4 *)to[i] = v;
         }
-        if (to[i] != NULL)
-            *(uint4 *)to[i] = v;
     }
-}
+};
 
 /* A computing warpgroup's part of an item of at most N tokens. */
 template <int KIND, int CONSUMERS, int TILES, int TOKENS, int TILE_BYTES, typename OUT, int N>
@@ -396,7 +403,7 @@ gemm_compute(const struct gemm_item &item, const struct gemm_arguments &argument
     for (int i = 0; i < TILES; i++)
         wgmma_hold(sums[i]);
 
-    constexpr int OUTPUTS = KIND == GEMM_GATE_UP ? 1 : TILES, PIECES = sizeof(OUT);
+    constexpr int OUTPUTS = KIND == GEMM_GATE_UP ? 1 : TILES, PIECES = sizeof(OUT), BLOCKS = (N + 31) / 32;
     uint32_t turn = p->turn + threadIdx.x / 32 % (4 * CONSUMERS) * GEMM_TURN_BYTES;
     const struct gemm_matrix *matrices[OUTPUTS];
     OUT *y[OUTPUTS];
@@ -407,35 +414,42 @@ gemm_compute(const struct gemm_item &item, const struct gemm_arguments &argument
         feature -= KIND == GEMM_LINEAR ? matrices[i]->first : 0;
         y[i] = feature < matrices[i]->features ? (OUT *)matrices[i]->y + feature : NULL;
     }
+    uint32_t rows[BLOCKS][PIECES];
 #pragma unroll
-    for (int first = 0; first < N; first += 32) {
-        uint32_t rows[PIECES], tokens = item.rows > first ? item.rows - first : 0;
+    for (int b = 0; b < BLOCKS; b++)
 #pragma unroll
         for (int i = 0; i < PIECES; i++) {
-            uint32_t token = (lane + 32 * i) / PIECES;
-            rows[i] = item.row + first + token;
-            if (item.order != NULL && token < tokens)
-                rows[i] = item.order[rows[i]];
+            uint32_t token = 32 * b + (lane + 32 * i) / PIECES;
+            rows[b][i] = item.row + token;
+            if (item.order != NULL && token < item.rows)
+                rows[b][i] = item.order[rows[b][i]];
         }
+    struct gemm_pieces<OUT> pieces[2];
+    pieces[0].find(y[0], matrices[0]->y_stride, rows[0], item.rows,
+                   KIND == GEMM_LINEAR && matrices[0]->accumulate, lane);
 #pragma unroll
-        for (int i = 0; i < OUTPUTS; i++) {
-            float d[16];
+    for (int step = 0; step < BLOCKS * OUTPUTS; step++) {
+        int b = step / OUTPUTS, i = step % OUTPUTS, next = step + 1;
+        if (next < BLOCKS * OUTPUTS) {
+            uint32_t first = next / OUTPUTS * 32;
+            pieces[next % 2].find(y[next % OUTPUTS], matrices[next % OUTPUTS]->y_stride, rows[next / OUTPUTS],
+                                  item.rows > first ? item.rows - first : 0,
+                                  KIND == GEMM_LINEAR && matrices[next % OUTPUTS]->accumulate, lane);
+        }
+        float d[16];
 #pragma unroll
-            for (int j = 0; j < 16; j++) {
-                d[j] = 0;
-                if (first / 2 + j < N / 2) {
-                    d[j] = sums[i][(first / 2 + j) % (N / 2)];
-                    if (KIND == GEMM_GATE_UP)
-                        d[j] = d[j] / (1 + __expf(-d[j])) * sums[TILES - 1][(first / 2 + j) % (N / 2)];
-                }
+        for (int j = 0; j < 16; j++) {
+            d[j] = 0;
+            if (16 * b + j < N / 2) {
+                d[j] = sums[i][(16 * b + j) % (N / 2)];
+                if (KIND == GEMM_GATE_UP)
+                    d[j] = __fdividef(d[j], 1 + __expf(-d[j])) * sums[TILES - 1][(16 * b + j) % (N / 2)];
             }
-            gemm_turn<OUT>(turn, d, lane);
-            __syncwarp();
-            if (y[i] != NULL)
-                gemm_store<OUT>(turn, y[i], matrices[i]->y_stride, rows, tokens,
-                                KIND == GEMM_LINEAR && matrices[i]->accumulate, lane);
-            __syncwarp();
         }
+        gemm_turn<OUT>(turn, d, lane);
+        __syncwarp();
+        pieces[step % 2].store(turn, lane);
+        __syncwarp();
     }
 }
 
@@ -487,6 +501,8 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
         }
         fence_for_matrix_units();
     }
+    cuda_let_next_start();
+    cuda_await_previous();
     if (KIND != GEMM_LINEAR)
         gemm_count_tiles<TOKENS>(arguments, prefix);
     __syncthreads();
@@ -510,7 +526,8 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
 
 /* Queues a product: as many blocks as multiprocessors, or as items of GEMM_LINEAR if those are fewer. */
 template <int KIND, int CONSUMERS, int TILES, int TILE_BYTES, typename OUT, int TOKENS, int... WIDTHS>
-cudaError_t gemm_launch(struct gemm_arguments arguments, int multiprocessors, cudaStream_t stream) {
+cudaError_t gemm_launch(struct gemm_arguments arguments, int multiprocessors, enum cuda_start start,
+                        cudaStream_t stream) {
     typedef gemm_shape<KIND, CONSUMERS, TILES, TOKENS, TILE_BYTES> shape;
     auto kernel = gemm_kernel<KIND, CONSUMERS, TILES, TILE_BYTES, OUT, TOKENS, WIDTHS...>;
     uint32_t blocks = multiprocessors;
@@ -524,12 +541,7 @@ cudaError_t gemm_launch(struct gemm_arguments arguments, int multiprocessors, cu
                          ((arguments.tokens + TOKENS - 1) / TOKENS);
         blocks = items < blocks ? items : blocks;
     }
-    cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape::shared_bytes);
-    if (error != cudaSuccess)
-        return error;
-    kernel<<<blocks, 128 * (CONSUMERS + 1), shape::shared_bytes, stream>>>(arguments);
-    return cudaGetLastError();
+    return cuda_launch(kernel, start, blocks, 128 * (CONSUMERS + 1), shape::shared_bytes, stream, arguments);
 }
 
 #endif

@@ -30,29 +30,32 @@ extern "C" uint64_t cuda_prefill_linear_workspace(const struct cuda_op *op, cons
 }
 
 template <int TILE_BYTES>
-static cudaError_t launch(const struct gemm_arguments &arguments, int multiprocessors, cudaStream_t stream) {
+static cudaError_t launch(const struct gemm_arguments &arguments, int multiprocessors, enum cuda_start start,
+                          cudaStream_t stream) {
     uint32_t features = 0, tokens = arguments.tokens;
     for (uint32_t m = 0; m < arguments.matrix_count; m++)
         features += arguments.matrices[m].features;
     /* The largest tile that still gives most multiprocessors one: it reads each operand least often. */
     uint32_t enough = multiprocessors * 2 / 3;
     if constexpr (TILE_BYTES != 576) /* float32 scales are rare: not worth a kernel for each size */
-        return gemm_launch<GEMM_LINEAR, 2, 1, TILE_BYTES, float, 64, 64>(arguments, multiprocessors, stream);
+        return gemm_launch<GEMM_LINEAR, 2, 1, TILE_BYTES, float, 64, 64>(arguments, multiprocessors, start,
+                                                                         stream);
     else if ((features + 255) / 256 * ((tokens + 127) / 128) >= enough)
-        return gemm_launch<GEMM_LINEAR, 2, 2, TILE_BYTES, float, 128, 128>(arguments, multiprocessors,
+        return gemm_launch<GEMM_LINEAR, 2, 2, TILE_BYTES, float, 128, 128>(arguments, multiprocessors, start,
                                                                            stream);
     else if ((features + 127) / 128 * ((tokens + 63) / 64) >= enough)
-        return gemm_launch<GEMM_LINEAR, 2, 1, TILE_BYTES, float, 64, 64>(arguments, multiprocessors, stream);
+        return gemm_launch<GEMM_LINEAR, 2, 1, TILE_BYTES, float, 64, 64>(arguments, multiprocessors, start,
+                                                                         stream);
     else
         return gemm_launch<GEMM_LINEAR, 2, 1, TILE_BYTES, float, 32, 16, 32>(arguments, multiprocessors,
-                                                                             stream);
+                                                                             start, stream);
 }
 
 extern "C" cudaError_t cuda_prefill_linear(const struct cuda_op *op, const struct cuda_device *device,
                                            void *workspace, cudaStream_t stream) {
     struct cuda_view x;
-    cudaError_t status =
-        prefill_rows(&op->views[0], norm_of(op), op->op.constants.epsilon, workspace, &x, stream);
+    cudaError_t status = prefill_rows(&op->views[0], norm_of(op), op->op.constants.epsilon, workspace, &x,
+                                      cuda_overlap(device), stream);
     if (status != cudaSuccess)
         return status;
     const struct cuda_view *matrices = matrices_of(op);
@@ -71,6 +74,6 @@ extern "C" cudaError_t cuda_prefill_linear(const struct cuda_op *op, const struc
         arguments.matrices[i].accumulate = op->op.constants.accumulate;
     }
     if (matrices[0].scale_dtype == DTYPE_BF16)
-        return launch<576>(arguments, device->multiprocessors, stream);
-    return launch<640>(arguments, device->multiprocessors, stream);
+        return launch<576>(arguments, device->multiprocessors, cuda_overlap(device), stream);
+    return launch<640>(arguments, device->multiprocessors, cuda_overlap(device), stream);
 }

@@ -8,6 +8,8 @@
 #ifndef CALLA_BACKEND_CUDA_KERNELS_PREFILL_ROUTER_CUH
 #define CALLA_BACKEND_CUDA_KERNELS_PREFILL_ROUTER_CUH
 
+#include "backend/cuda/kernels/launch.cuh"
+
 #include <cuda_fp16.h>
 #include <stdint.h>
 
@@ -229,6 +231,8 @@ __global__ void __launch_bounds__(32 * ROUTER_WARPS)
     struct router_memory<BLOCKS> *memory = (struct router_memory<BLOCKS> *)shared;
     uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     uint32_t first = blockIdx.x * 8 * BLOCKS, groups = a.columns / 64;
+    cuda_let_next_start();
+    cuda_await_previous();
     router_measure<BLOCKS>(a, memory, first, warp, lane);
     __syncwarp();
     /* The warp's experts; those past the last are computed and left out. */
@@ -297,24 +301,20 @@ __global__ void __launch_bounds__(32 * ROUTER_WARPS)
 }
 
 template <int BLOCKS>
-cudaError_t router_launch_blocks(const struct router_arguments &arguments, cudaStream_t stream) {
-    cudaError_t error =
-        cudaFuncSetAttribute(router_kernel<BLOCKS>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             sizeof(struct router_memory<BLOCKS>));
-    if (error != cudaSuccess)
-        return error;
-    router_kernel<BLOCKS><<<(arguments.tokens + 8 * BLOCKS - 1) / (8 * BLOCKS), 32 * ROUTER_WARPS,
-                            sizeof(struct router_memory<BLOCKS>), stream>>>(arguments);
-    return cudaGetLastError();
+cudaError_t router_launch_blocks(const struct router_arguments &arguments, enum cuda_start start,
+                                 cudaStream_t stream) {
+    return cuda_launch(router_kernel<BLOCKS>, start, cuda_blocks(arguments.tokens, 8 * BLOCKS),
+                       32 * ROUTER_WARPS, sizeof(struct router_memory<BLOCKS>), stream, arguments);
 }
 
+/* The more tokens a block has, the less often the weights are read. */
 static inline cudaError_t router_launch(const struct router_arguments &arguments, int multiprocessors,
-                                        cudaStream_t stream) {
+                                        enum cuda_start start, cudaStream_t stream) {
     if (arguments.tokens <= (uint32_t)multiprocessors * 8)
-        return router_launch_blocks<1>(arguments, stream);
+        return router_launch_blocks<1>(arguments, start, stream);
     if (arguments.tokens <= (uint32_t)multiprocessors * 16)
-        return router_launch_blocks<2>(arguments, stream);
-    return router_launch_blocks<4>(arguments, stream);
+        return router_launch_blocks<2>(arguments, start, stream);
+    return router_launch_blocks<4>(arguments, start, stream);
 }
 
 #endif

@@ -28,6 +28,8 @@ bool prefill_on_hopper(const struct cuda_device *device) {
 __global__ static void __launch_bounds__(BLOCK) to_bf16(const float *x, uint64_t stride, const float *weight,
                                                         float epsilon, __nv_bfloat16 *y, uint32_t columns) {
     __shared__ float sums[BLOCK / 32];
+    cuda_let_next_start();
+    cuda_await_previous();
     const float *row = x + blockIdx.x * stride;
     float scale = 1;
     if (weight != NULL) {
@@ -58,14 +60,14 @@ __global__ static void __launch_bounds__(BLOCK) to_bf16(const float *x, uint64_t
 }
 
 cudaError_t prefill_rows(const struct cuda_view *x, const struct cuda_view *norm, float epsilon, void *memory,
-                         struct cuda_view *rows, cudaStream_t stream) {
+                         struct cuda_view *rows, enum cuda_start start, cudaStream_t stream) {
     *rows = *x;
     if (x->dtype == DTYPE_BF16)
         return cudaSuccess;
     rows->data = memory;
     rows->dtype = DTYPE_BF16;
     rows->stride = x->columns;
-    return cuda_launch(to_bf16, CUDA_EXCLUSIVE, x->rows, BLOCK, 0, stream, (const float *)x->data, x->stride,
+    return cuda_launch(to_bf16, start, x->rows, BLOCK, 0, stream, (const float *)x->data, x->stride,
                        norm == NULL ? NULL : (const float *)norm->data, epsilon, (__nv_bfloat16 *)memory,
                        x->columns);
 }

@@ -8,6 +8,7 @@
 #define CALLA_BACKEND_CUDA_KERNELS_PREFILL_SCAN_CUH
 
 #include "backend/cuda/kernels/hopper.cuh"
+#include "backend/cuda/kernels/launch.cuh"
 
 #define SCAN_SIZE 128  /* of keys and values */
 #define SCAN_ROWS 32   /* of the state, a block */
@@ -87,6 +88,8 @@ __global__ static void __launch_bounds__(SCAN_THREADS, 1)
     uint32_t head = blockIdx.y, row = blockIdx.x * SCAN_ROWS, part = threadIdx.x % 8, mine = threadIdx.x / 8;
     float *state = a.state + ((uint64_t)head * SCAN_SIZE + row + mine) * SCAN_SIZE;
     float s[16];
+    cuda_let_next_start();
+    cuda_await_previous();
     scan_fetch(a, &memory->tiles[0], 0, head, row);
     scan_load(s, state, part);
     for (uint32_t first = 0, turn = 0; first < a.tokens; first += SCAN_TOKENS, turn ^= 1) {
@@ -145,14 +148,10 @@ __global__ static void __launch_bounds__(SCAN_THREADS, 1)
             make_float4(s[4 * j], s[4 * j + 1], s[4 * j + 2], s[4 * j + 3]);
 }
 
-static inline cudaError_t scan_launch(const struct scan_arguments &arguments, cudaStream_t stream) {
-    cudaError_t error = cudaFuncSetAttribute(scan_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             sizeof(struct scan_memory));
-    if (error != cudaSuccess)
-        return error;
-    scan_kernel<<<dim3(SCAN_SIZE / SCAN_ROWS, arguments.heads), SCAN_THREADS, sizeof(struct scan_memory),
-                  stream>>>(arguments);
-    return cudaGetLastError();
+static inline cudaError_t scan_launch(const struct scan_arguments &arguments, enum cuda_start start,
+                                      cudaStream_t stream) {
+    return cuda_launch(scan_kernel, start, dim3(SCAN_SIZE / SCAN_ROWS, arguments.heads), SCAN_THREADS,
+                       sizeof(struct scan_memory), stream, arguments);
 }
 
 #endif
