@@ -124,10 +124,12 @@ __device__ __forceinline__ void chunk_invert(const float (*A)[CHUNK], uint32_t c
                 sums[3] = fmaf(-a.w, t[j + 3 - FROM], sums[3]);
         }
         t[i - FROM] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    }
+#pragma unroll
+    for (int i = FROM; i < CHUNK; i++)
         asm volatile("st.shared.b16 [%0], %1;" ::"r"(tile + chunk_at<128>(i, column / 8) + column % 8 * 2),
                      "h"((uint16_t)chunk_pack(t[i - FROM] * beta, 0))
                      : "memory");
-    }
 }
 
 /* Grid: chunks x key heads. Value heads of the key head two at a time. */

@@ -6,7 +6,6 @@
 #define SIZE 128 /* of a head */
 #define TAPS 4
 #define WARPS 8
-#define CONV_ROWS 16 /* a warp */
 
 __device__ static float warp_sum(float x) {
     for (int step = 16; step > 0; step /= 2)
@@ -23,15 +22,15 @@ struct conv {
     const float *x, *taps;
     float *ring, *q, *k, *v;
     uint64_t x_stride, ring_stride, q_stride, k_stride, v_stride;
-    uint32_t rows, key_heads, heads; /* heads: of q, k and v */
+    uint32_t rows, span, key_heads, heads; /* span: rows of a warp, heads: of q, k and v */
     float epsilon;
 };
 
-/* Grid: 8 heads x 16 rows. The blocks of the first rows, which alone read the ring, also write the last rows
- * of x into it. */
+/* Grid: 8 heads x `span` rows. The blocks of the first rows, which alone read the ring, also write the last
+ * rows of x into it. */
 __global__ static void __launch_bounds__(32 * WARPS) conv_silu(const __grid_constant__ struct conv c) {
     uint32_t head = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32,
-             first = blockIdx.y * CONV_ROWS;
+             first = blockIdx.y * c.span;
     cuda_let_next_start();
     cuda_await_previous();
     if (head >= c.heads)
@@ -56,7 +55,7 @@ __global__ static void __launch_bounds__(32 * WARPS) conv_silu(const __grid_cons
     uint32_t column = channel - (is_q ? 0 : (is_v ? 2 : 1) * c.key_heads * SIZE);
     float *y = (is_q ? c.q : is_v ? c.v : c.k) + column;
     uint64_t stride = is_q ? c.q_stride : is_v ? c.v_stride : c.k_stride;
-    uint32_t count = min(c.rows - first, CONV_ROWS);
+    uint32_t count = min(c.rows - first, c.span);
 #pragma unroll 4
     for (uint32_t t = 0; t < count; t++) {
         float4 now = *(const float4 *)(x + (uint64_t)(first + t) * c.x_stride);
@@ -103,12 +102,13 @@ extern "C" cudaError_t cuda_prefill_conv_silu(const struct cuda_op *op, const st
     c.k_stride = v[5].stride;
     c.v_stride = v[6].stride;
     c.rows = v[1].rows;
+    c.span = c.rows > 1024 ? 16 : 4; /* long enough to reread little, short enough to fill the GPU */
     c.key_heads = constants->key_heads;
     c.heads = 2 * constants->key_heads + constants->value_heads;
     c.epsilon = constants->l2_epsilon;
     return cuda_launch(conv_silu, cuda_overlap(device),
-                       dim3(cuda_blocks(c.heads, WARPS), cuda_blocks(c.rows, CONV_ROWS)), 32 * WARPS, 0,
-                       stream, c);
+                       dim3(cuda_blocks(c.heads, WARPS), cuda_blocks(c.rows, c.span)), 32 * WARPS, 0, stream,
+                       c);
 }
 
 static struct scan_arguments scan_of(const struct cuda_op *op) {

@@ -16,6 +16,7 @@
 #define ROUTER_EXPERTS 256               /* at most */
 #define ROUTER_CHOSEN 32                 /* at most */
 #define ROUTER_WARPS 16                  /* 16 experts each */
+#define ROUTER_AHEAD 4                   /* groups whose codes are on their way */
 #define ROUTER_CHUNK 512                 /* columns in shared memory at a time */
 #define ROUTER_STRIDE (ROUTER_CHUNK + 8) /* no bank is hit twice */
 
@@ -231,23 +232,31 @@ __global__ void __launch_bounds__(32 * ROUTER_WARPS)
     struct router_memory<BLOCKS> *memory = (struct router_memory<BLOCKS> *)shared;
     uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     uint32_t first = blockIdx.x * 8 * BLOCKS, groups = a.columns / 64;
+    /* The warp's experts; those past the last are computed and left out. */
+    uint64_t expert[2] = {min(16 * warp + g, a.experts - 1), min(16 * warp + g + 8, a.experts - 1)};
+    struct router_group ahead[ROUTER_AHEAD];
+#pragma unroll
+    for (int i = 0; i < ROUTER_AHEAD; i++)
+        router_load(a, expert, min((uint32_t)i, groups - 1), t, &ahead[i]);
     cuda_let_next_start();
     cuda_await_previous();
     router_measure<BLOCKS>(a, memory, first, warp, lane);
     __syncwarp();
-    /* The warp's experts; those past the last are computed and left out. */
-    uint64_t expert[2] = {min(16 * warp + g, a.experts - 1), min(16 * warp + g + 8, a.experts - 1)};
     float totals[BLOCKS][4] = {};
-    struct router_group now, next;
-    router_load(a, expert, 0, t, &next);
-    for (uint32_t from = 0; from < a.columns; from += ROUTER_CHUNK) {
-        uint32_t count = min(a.columns - from, ROUTER_CHUNK);
-        __syncthreads();
-        router_split<BLOCKS>(a, memory, first, from, count, warp, lane);
-        __syncthreads();
-        for (uint32_t group = 0; group < count / 64; group++) {
-            now = next;
-            router_load(a, expert, min(from / 64 + group + 1, groups - 1), t, &next);
+    for (uint32_t base = 0; base < groups; base += ROUTER_AHEAD) {
+        if (base % (ROUTER_CHUNK / 64) == 0) {
+            __syncthreads();
+            router_split<BLOCKS>(a, memory, first, 64 * base, min(a.columns - 64 * base, ROUTER_CHUNK), warp,
+                                 lane);
+            __syncthreads();
+        }
+#pragma unroll
+        for (int slot = 0; slot < ROUTER_AHEAD; slot++) {
+            uint32_t group = base + slot;
+            if (group >= groups)
+                break;
+            struct router_group now = ahead[slot];
+            router_load(a, expert, min(group + ROUTER_AHEAD, groups - 1), t, &ahead[slot]);
             const uint32_t *words[2] = {&now.codes[0].x, &now.codes[1].x};
             float sums[BLOCKS][4] = {};
 #pragma unroll
@@ -262,7 +271,7 @@ __global__ void __launch_bounds__(32 * ROUTER_WARPS)
                     }
 #pragma unroll
                 for (int b = 0; b < BLOCKS; b++) {
-                    uint32_t column = 64 * group + 16 * t + 8 * half;
+                    uint32_t column = group % (ROUTER_CHUNK / 64) * 64 + 16 * t + 8 * half;
                     uint4 high = *(const uint4 *)&memory->high[8 * b + g][column];
                     uint4 low = *(const uint4 *)&memory->low[8 * b + g][column];
                     router_multiply(sums[b], weights[0], high.x, high.y);
@@ -278,7 +287,8 @@ __global__ void __launch_bounds__(32 * ROUTER_WARPS)
                     uint32_t token = 8 * b + 2 * t + (i & 1);
                     float2 pair = now.pairs[i / 2];
                     totals[b][i] = fmaf(pair.x, sums[b][i] * memory->unpower[token], totals[b][i]);
-                    totals[b][i] = fmaf(pair.y, memory->sums[token][group], totals[b][i]);
+                    totals[b][i] =
+                        fmaf(pair.y, memory->sums[token][group % (ROUTER_CHUNK / 64)], totals[b][i]);
                 }
         }
     }
