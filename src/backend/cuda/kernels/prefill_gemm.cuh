@@ -314,7 +314,8 @@ __device__ __forceinline__ void gemm_turn(uint32_t memory, const float (&d)[16],
  * holds already is loaded first, for the next 32 tokens while these are stored. */
 template <typename OUT> struct gemm_pieces {
     static constexpr int count = sizeof(OUT);
-    OUT *to[count]; /* NULL: no token */
+    OUT *to[count];
+    bool there[count];
     float4 before[count];
 
     __device__ __forceinline__ void find(OUT *y, uint32_t stride, const uint32_t *rows, uint32_t tokens,
@@ -322,10 +323,10 @@ template <typename OUT> struct gemm_pieces {
 #pragma unroll
         for (int i = 0; i < count; i++) {
             uint32_t token = (lane + 32 * i) / count, piece = lane % count;
-            to[i] = y != NULL && token < tokens ? y + (uint64_t)rows[i] * stride + piece * (16 / sizeof(OUT))
-                                                : NULL;
+            to[i] = y + (uint64_t)rows[i] * stride + piece * (16 / sizeof(OUT));
+            there[i] = token < tokens;
             before[i] = make_float4(0, 0, 0, 0);
-            if (sizeof(OUT) == 4 && accumulate && to[i] != NULL)
+            if (sizeof(OUT) == 4 && accumulate && there[i])
                 before[i] = *(const float4 *)to[i];
         }
     }
@@ -343,7 +344,7 @@ template <typename OUT> struct gemm_pieces {
                                 before[i].z + __uint_as_float(v.z), before[i].w + __uint_as_float(v.w));
                 v = *(uint4 *)&sum;
             }
-            if (to[i] != NULL)
+            if (there[i])
                 *(uint4 *)to[i] = v;
         }
     }
@@ -407,12 +408,14 @@ gemm_compute(const struct gemm_item &item, const struct gemm_arguments &argument
     uint32_t turn = p->turn + threadIdx.x / 32 % (4 * CONSUMERS) * GEMM_TURN_BYTES;
     const struct gemm_matrix *matrices[OUTPUTS];
     OUT *y[OUTPUTS];
+    uint32_t tokens[OUTPUTS]; /* none for features past the last */
 #pragma unroll
     for (int i = 0; i < OUTPUTS; i++) {
         uint32_t feature = item.feature + (warpgroup * OUTPUTS + i) * 64 + warp * 16;
         matrices[i] = KIND == GEMM_LINEAR ? gemm_matrix_of(arguments, feature) : item.matrix;
         feature -= KIND == GEMM_LINEAR ? matrices[i]->first : 0;
-        y[i] = feature < matrices[i]->features ? (OUT *)matrices[i]->y + feature : NULL;
+        y[i] = (OUT *)matrices[i]->y + feature;
+        tokens[i] = feature < matrices[i]->features ? item.rows : 0;
     }
     uint32_t rows[BLOCKS][PIECES];
 #pragma unroll
@@ -425,7 +428,7 @@ gemm_compute(const struct gemm_item &item, const struct gemm_arguments &argument
                 rows[b][i] = item.order[rows[b][i]];
         }
     struct gemm_pieces<OUT> pieces[2];
-    pieces[0].find(y[0], matrices[0]->y_stride, rows[0], item.rows,
+    pieces[0].find(y[0], matrices[0]->y_stride, rows[0], tokens[0],
                    KIND == GEMM_LINEAR && matrices[0]->accumulate, lane);
 #pragma unroll
     for (int step = 0; step < BLOCKS * OUTPUTS; step++) {
@@ -433,7 +436,7 @@ gemm_compute(const struct gemm_item &item, const struct gemm_arguments &argument
         if (next < BLOCKS * OUTPUTS) {
             uint32_t first = next / OUTPUTS * 32;
             pieces[next % 2].find(y[next % OUTPUTS], matrices[next % OUTPUTS]->y_stride, rows[next / OUTPUTS],
-                                  item.rows > first ? item.rows - first : 0,
+                                  tokens[next % OUTPUTS] > first ? tokens[next % OUTPUTS] - first : 0,
                                   KIND == GEMM_LINEAR && matrices[next % OUTPUTS]->accumulate, lane);
         }
         float d[16];
