@@ -8,9 +8,9 @@
  *   INT8_TOKENS, INT8_STEP   rows of input that a tile takes at once, and that the rest is taken by
  *   int8_tile                groups of one or two vectors of rows, for INT8_TOKENS, INT8_STEP or one row of
  *                            input; with INT8_STEP 2 a row without a partner is its own, inputs[1]
- *   int8_stream_group        one group of a vector of rows for one or two rows of input, from the weights;
- * with `prefetch` it may ask for what comes two groups on int8_terms               the terms of one group,
- * added to y
+ *   int8_stream_group        one group of a vector of rows for one or two rows of input, from the weights,
+ *                            which with `prefetch` are asked for two groups ahead
+ *   int8_terms               the terms of one group, added to y
  *
  * With three rows of input or more, a block of groups is unpacked once and met by all of them. With one or
  * two, the weights are streamed. The sums are exact, so both give the same bits. */
