@@ -29,8 +29,8 @@ struct kv_segment {
 
 void kv_geometry_make(struct kv_geometry *geometry, uint32_t buffers, size_t *row_bytes) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    *geometry =
-        (struct kv_geometry){.buffers = buffers, .positions = KV_BLOCK_POSITIONS, .row_bytes = row_bytes};
+    *geometry = (struct kv_geometry){.buffers = buffers, .positions = KV_BLOCK_POSITIONS};
+    geometry->row_bytes = row_bytes;
     for (uint32_t i = 0; i < buffers; i++)
         while (row_bytes[i] * geometry->positions % page != 0)
             geometry->positions *= 2;

@@ -56,7 +56,7 @@ static void node_free(struct prefix_node *node) {
 static struct prefix_node *node_new(const int32_t *edge, size_t count, struct prefix_node *parent,
                                     uint32_t depth) {
     struct prefix_node *node = calloc(1, sizeof *node);
-    int32_t *copy = malloc(count * sizeof *copy);
+    int32_t *copy = calloc(count, sizeof *copy);
     if (node == NULL || copy == NULL) {
         free(node);
         free(copy);

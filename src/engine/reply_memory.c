@@ -85,7 +85,8 @@ static void put(struct reply_memory *memory, const unsigned char key[32],
         drop_oldest(memory);
     size_t place = memory->newest++ % MOST_REPLIES;
     struct entry *entry = &memory->entries[place];
-    *entry = (struct entry){.tokens = copy, .count = count};
+    *entry = (struct entry){.count = count};
+    entry->tokens = copy;
     memcpy(entry->key, key, sizeof entry->key);
     memcpy(entry->reasoning, reasoning, sizeof entry->reasoning);
     uint32_t *bucket = bucket_of(memory, entry->key);
