@@ -8,7 +8,9 @@ JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 PROMPT ?= What is 17 plus 25?
 START := $(shell date +%s)
 
-CONFIGURE = cmake -B "$(BUILD_DIR)" -DCMAKE_INSTALL_PREFIX="$(PREFIX)"
+# More for CMake, such as -DCALLA_CUDA_ARCHITECTURES=OFF.
+CMAKE_FLAGS ?=
+CONFIGURE = cmake -B "$(BUILD_DIR)" -DCMAKE_INSTALL_PREFIX="$(PREFIX)" $(CMAKE_FLAGS)
 BUILD = unset MAKEFLAGS MAKELEVEL MFLAGS; cmake --build "$(BUILD_DIR)" --parallel $(JOBS)
 C_FILES = git ls-files -z '*.c' '*.h' '*.cu' '*.cuh'
 
