@@ -1,8 +1,8 @@
 /* Products of a warpgroup on Hopper's matrix units: d[64, N] += A[64, 16] B[16, N], bf16 with float32 sums.
  *
  * A thread of the warpgroup (warp w, lane 4 g + t) holds of d the rows 16 w + g (d[4 i], d[4 i + 1]) and
- * 16 w + g + 8 (d[4 i + 2], d[4 i + 3]) in the columns 8 i + 2 t and 8 i + 2 t + 1; of A in registers the same
- * rows, as mma.m16n8k16 does. B (and A, where it is not in registers) is a matrix in shared memory, see
+ * 16 w + g + 8 (d[4 i + 2], d[4 i + 3]) in the columns 8 i + 2 t and 8 i + 2 t + 1; of A in registers the
+ * same rows, as mma.m16n8k16 does. B (and A, where it is not in registers) is a matrix in shared memory, see
  * hopper.cuh. The products run by themselves: neither registers nor memory may change before wgmma_wait. */
 #ifndef CALLA_BACKEND_CUDA_KERNELS_WGMMA_CUH
 #define CALLA_BACKEND_CUDA_KERNELS_WGMMA_CUH
