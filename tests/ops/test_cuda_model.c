@@ -132,7 +132,7 @@ static struct calla_reply reply_to(struct calla_model *model, const char *reques
                                    const struct calla_sampling *sampling) {
     struct calla_error error = {0};
     struct calla_prompt prompt;
-    struct calla_reply reply;
+    struct calla_reply reply = {0};
     struct calla_session_options options = {.context = 4096};
     struct calla_session *session = calla_session_open(model, &options, &error);
     struct calla_generate_options generate = {.sampling = *sampling, .max_tokens = REPLY_TOKENS};
