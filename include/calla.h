@@ -58,9 +58,9 @@ struct calla_model_options {
     bool tokenizer_only;         /* no weights: tokenising and templates work, sessions do not */
     const char *const *policies; /* "NAME=VALUE" each */
     size_t policy_count;
-    uint64_t cache_memory; /* bytes for snapshots of what the model's sessions have read, which whoever reads
-                              a                              text with the same beginning goes on from; 0:
-                              none are kept */
+    /* Bytes for snapshots of what the model's sessions have read, which whoever reads a text with the same
+     * beginning goes on from; 0: none are kept. */
+    uint64_t cache_memory;
     const char *cache_dir; /* a folder where they outlive the program, or NULL; made if it is not there */
     uint64_t cache_disk;   /* bytes in it at most */
     void (*cache_log)(void *user, const char *sentence); /* hears what is wrong with the folder's files, from

@@ -359,8 +359,7 @@ bool session_step(struct calla_session *session, int32_t token, int32_t *next, s
         return read_chunk(session, &token, 1, LOGITS_LAST, INFINITY, error) || fail_reset(session);
     /* Right after a sample the device already has the token and its position; otherwise, or if the policy
      * wants to know what that is worth, they are written. */
-    bool is_there = session->sampled == token &&
-                    (session->model->policy.token_on_device || session->model->class->device == NULL);
+    bool is_there = session->sampled == token && session->model->policy.token_on_device;
     if (!is_there && (!write_record(session, 1, error) ||
                       !session->model->class->write(session->device, SPACE_STEP, STEP_TOKENS, 0, &token,
                                                     sizeof token, error)))

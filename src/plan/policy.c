@@ -101,7 +101,8 @@ bool policy_check_backend(const char *backend, struct calla_error *error) {
 
 void policy_defaults(struct policy *policy, const char *backend) {
     uint32_t bit = backend_bit(backend);
-    *policy = (struct policy){.chunk_rows = 512, .gqa_pack = 1, .expert_tile = 16, .kv_dtype = DTYPE_F32};
+    *policy = (struct policy){
+        .chunk_rows = 512, .gqa_pack = 1, .expert_tile = 16, .kv_dtype = DTYPE_F32, .token_on_device = true};
     if (bit == REFERENCE || bit == 0)
         return;
     policy->kv_dtype = DTYPE_BF16;
@@ -117,7 +118,6 @@ void policy_defaults(struct policy *policy, const char *backend) {
         return;
     policy->dequant_in_gemm = true;
     policy->device_routing = true;
-    policy->token_on_device = true;
     policy->kv_coalesced = true;
     policy->gqa_pack = 4;
     policy->attention_split = 32768;

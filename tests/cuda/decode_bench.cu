@@ -69,8 +69,6 @@ int main(int argc, char **argv) {
     check_linear(first_of(ops, OUT));
     check_router(first_of(ops, ROUTER));
     check_experts(first_of(ops, GATE_UP), first_of(ops, DOWN));
-    check_router(first_of(ops, ROUTE));
-    check_experts(first_of(ops, ROUTE), first_of(ops, DOWN));
     check_linear(first_of(ops, HEAD));
     if (context > 0 && context <= 8192)
         check_attention(first_of(ops, QK_PREP), first_of(ops, ATTENTION), step.position);
@@ -83,11 +81,7 @@ int main(int argc, char **argv) {
         bytes[op.kind] += op.bytes, bytes[PARTS] += op.bytes;
         count[op.kind]++, count[PARTS]++;
     }
-    double apart = time_graph(ops, [](const timed_op &op) { return op.kind != ROUTE; });
-    printf("step with router and gate and up apart: %.1f us\n", apart * 1e3);
-    bytes[PARTS] -= bytes[ROUTE];
-    auto fused = [](const timed_op &op) { return op.kind != ROUTER && op.kind != GATE_UP; };
-    double all = time_graph(ops, fused);
+    double all = time_graph(ops, [](const timed_op &) { return true; });
     printf("%-12s %9.1f us, %7.1f MB, %5.2f TB/s, %5.1f %% of the limit, %.0f steps/s\n", "step", all * 1e3,
            bytes[PARTS] / 1e6, bytes[PARTS] / all / 1e9, 100 * bytes[PARTS] / (all * 1e-3) / LIMIT,
            1e3 / all);
@@ -95,7 +89,7 @@ int main(int argc, char **argv) {
         if (count[kind] == 0)
             continue;
         double alone = time_graph(ops, [&](const timed_op &op) { return op.kind == kind; });
-        double without = time_graph(ops, [&](const timed_op &op) { return op.kind != kind && fused(op); });
+        double without = time_graph(ops, [&](const timed_op &op) { return op.kind != kind; });
         printf(
             "%-12s alone %6.2f us each, %5.2f TB/s, %5.1f %% of the limit; step without it -%6.2f us each\n",
             part_names[kind], alone * 1e3 / count[kind], bytes[kind] / alone / 1e9,

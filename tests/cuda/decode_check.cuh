@@ -155,9 +155,8 @@ static void check_router(const timed_op &op) {
     compare("router scores", scores, fetch(views[5]));
 }
 
-/* gate_up: the op, or the pair of the router and it. */
 static void check_experts(const timed_op &gate_up, const timed_op &down) {
-    const cuda_view *views = gate_up.kind == ROUTE ? gate_up.second.views : gate_up.op.views;
+    const cuda_view *views = gate_up.op.views;
     std::vector<double> x = normalised(views[0], &views[1]);
     std::vector<float> before = fetch(down.op.views[6]);
     run_one(gate_up);

@@ -11,6 +11,13 @@ struct cuda_memory {
     uint64_t size;
 };
 
+/* What a part of an allocation takes, so that the next one is aligned for every kernel; never 0, so that each
+ * part has an address of its own. */
+#define CUDA_ALIGNMENT 256
+static inline uint64_t cuda_place(uint64_t bytes) {
+    return (bytes + CUDA_ALIGNMENT) / CUDA_ALIGNMENT * CUDA_ALIGNMENT;
+}
+
 struct cuda_backend {
     struct backend base;
     struct cuda_device device;

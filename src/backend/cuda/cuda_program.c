@@ -7,8 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define ALIGNMENT 256
-
 /* Scratch bytes up to which a program is a small one. */
 #define SMALL_SCRATCH ((uint64_t)32 << 20)
 
@@ -30,10 +28,6 @@ struct cuda_program {
     bool posts_token;                 /* the last op samples into element 0 of STEP_TOKENS */
     uint64_t cache_rows, cache_limit; /* of the op that needs the cache most; 0: none does */
 };
-
-static uint64_t place_of(uint64_t bytes) {
-    return (bytes + ALIGNMENT) / ALIGNMENT * ALIGNMENT;
-}
 
 static void drop_graph(struct cuda_program *program) {
     if (program->graph != NULL)
@@ -129,7 +123,7 @@ static bool bind_ops(struct cuda_program *program, struct calla_error *error) {
     char *next = scratch_of(program)->data;
     for (uint32_t i = 0; i < program->scratch_count; i++) {
         program->scratch[i].data = next;
-        next += place_of(program->scratch[i].size);
+        next += cuda_place(program->scratch[i].size);
     }
     for (uint32_t i = 0; i < program->op_count; i++) {
         if (!bind(&program->ops[i], program, error))
@@ -215,7 +209,7 @@ static bool lay_out(struct cuda_program *program, const struct plan *plan, struc
         program->scratch[i].size = buffer_shape_bytes(&plan->scratch[i]);
         if (program->scratch[i].size > UINT64_MAX / 4 || program->scratch_bytes > UINT64_MAX / 4)
             return error_memory(error, plan->scratch[i].name, SIZE_MAX);
-        program->scratch_bytes += place_of(program->scratch[i].size);
+        program->scratch_bytes += cuda_place(program->scratch[i].size);
     }
     program->scratch_count = plan->scratch_count;
     for (uint32_t i = 0; i < program->op_count; i++)
@@ -229,7 +223,7 @@ static bool lay_out(struct cuda_program *program, const struct plan *plan, struc
         program->kernels[i] = cuda_kernel_of(op, &program->backend->device);
         program->workspaces[i] = offset;
         if (program->kernels[i]->workspace != NULL)
-            offset += place_of(program->kernels[i]->workspace(op, &program->backend->device));
+            offset += cuda_place(program->kernels[i]->workspace(op, &program->backend->device));
         end = offset > end ? offset : end;
     }
     program->scratch_bytes = end;

@@ -5,8 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ALIGNMENT 256
-
 /* How long a read waits for a token by looking, before it asks the device. */
 #define LOOKS 2000000
 
@@ -23,14 +21,10 @@ struct cuda_memory *cuda_session_memory(struct cuda_session *session, enum space
     }
 }
 
-static uint64_t place_of(uint64_t bytes) {
-    return (bytes + ALIGNMENT) / ALIGNMENT * ALIGNMENT; /* never 0: each buffer has an address of its own */
-}
-
 static uint64_t bytes_of(const struct buffer_shape *shapes, uint32_t count) {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < count; i++)
-        bytes += place_of(buffer_shape_bytes(&shapes[i]));
+        bytes += cuda_place(buffer_shape_bytes(&shapes[i]));
     return bytes;
 }
 
@@ -39,19 +33,19 @@ static void lay_out(struct cuda_memory *memories, const struct buffer_shape *sha
                     char **free) {
     for (uint32_t i = 0; i < count; i++) {
         memories[i] = (struct cuda_memory){.data = *free, .size = buffer_shape_bytes(&shapes[i])};
-        *free += place_of(memories[i].size);
+        *free += cuda_place(memories[i].size);
     }
 }
 
 static bool allocate(struct cuda_session *session, const struct session_layout *layout,
                      struct calla_error *error) {
-    uint64_t bytes = ALIGNMENT + bytes_of(layout->state, layout->state_count) +
+    uint64_t bytes = CUDA_ALIGNMENT + bytes_of(layout->state, layout->state_count) +
                      bytes_of(layout->kv, layout->kv_count) + bytes_of(layout->step, STEP_BUFFER_COUNT);
     struct cuda_memory memory;
     if (!cuda_allocate(&memory, bytes, "a session (a shorter context needs less)", error))
         return false;
     session->memory = memory.data;
-    char *next = (char *)memory.data + ALIGNMENT;
+    char *next = (char *)memory.data + CUDA_ALIGNMENT;
     session->mailbox.count = memory.data;
     lay_out(session->state, layout->state, layout->state_count, &next);
     lay_out(session->kv, layout->kv, layout->kv_count, &next);

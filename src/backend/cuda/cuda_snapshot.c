@@ -6,8 +6,6 @@
 
 #include <stdlib.h>
 
-#define ALIGNMENT 256
-
 struct cuda_snapshot {
     struct cuda_backend *backend;
     struct cuda_memory memory;
@@ -17,17 +15,13 @@ struct cuda_snapshot {
     cudaEvent_t taken;
 };
 
-static uint64_t place_of(uint64_t bytes) {
-    return (bytes + ALIGNMENT) / ALIGNMENT * ALIGNMENT;
-}
-
 uint64_t cuda_snapshot_cost(const struct device_session *base, uint32_t positions) {
     const struct cuda_session *session = (const struct cuda_session *)base;
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < session->state_count; i++)
-        bytes += place_of(session->state[i].size);
+        bytes += cuda_place(session->state[i].size);
     for (uint32_t i = 0; i < session->kv_count; i++)
-        bytes += place_of(session->kv_row_bytes[i] * positions);
+        bytes += cuda_place(session->kv_row_bytes[i] * positions);
     return bytes;
 }
 
@@ -80,7 +74,7 @@ static bool take(struct cuda_snapshot *snapshot, const struct cuda_session *sess
         if (!is_state)
             snapshot->kv_row_bytes[kv] = session->kv_row_bytes[kv];
         snapshot->buffers[i] = (struct cuda_memory){.data = next, .size = size};
-        next += place_of(size);
+        next += cuda_place(size);
         status = copy(snapshot->buffers[i].data, source->data, size, backend->stream);
     }
     if (status == cudaSuccess)

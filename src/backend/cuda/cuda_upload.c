@@ -11,7 +11,6 @@
 #include "base/system.h"
 #include "base/threads.h"
 
-#define ALIGNMENT 256
 #define STAGE_BYTES ((uint64_t)8 << 20)
 #define MAX_READERS 8
 
@@ -52,7 +51,7 @@ struct upload {
 };
 
 static uint64_t aligned(uint64_t bytes) {
-    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    return (bytes + CUDA_ALIGNMENT - 1) / CUDA_ALIGNMENT * CUDA_ALIGNMENT;
 }
 
 static uint64_t rows_of(const struct weight *weight) {

@@ -17,12 +17,6 @@ bool cuda_decode_delta_step_fits(const struct cuda_op *op, const struct cuda_dev
 bool cuda_decode_qk_prep_fits(const struct cuda_op *op, const struct cuda_device *device);
 bool cuda_decode_attention_fits(const struct cuda_op *op, const struct cuda_device *device);
 
-/* OP_ROUTER and the OP_EXPERT_GATE_UP after it as one: the launcher gets the first, which the second follows.
- */
-bool cuda_decode_route_fits(const struct cuda_op *router, const struct cuda_op *gate_up,
-                            const struct cuda_device *device);
-cuda_launcher cuda_decode_route_launch;
-
 cuda_launcher cuda_decode_linear_launch;
 cuda_launcher cuda_decode_sum_launch;
 cuda_launcher cuda_decode_router_launch;

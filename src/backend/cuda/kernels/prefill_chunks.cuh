@@ -12,6 +12,7 @@
 #define CALLA_BACKEND_CUDA_KERNELS_PREFILL_CHUNKS_CUH
 
 #include "backend/cuda/kernels/hopper.cuh"
+#include "backend/cuda/kernels/mma.cuh"
 #include "backend/cuda/kernels/prefill_scan.cuh"
 
 #define CHUNK 64      /* tokens */
@@ -43,15 +44,6 @@ __device__ __forceinline__ uint32_t chunk_pack(float low, float high) {
     uint32_t pair;
     asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
-}
-
-__device__ __forceinline__ void chunk_multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
-                                               uint32_t b1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 template <bool TRANSPOSED> __device__ __forceinline__ void chunk_load(uint32_t (&r)[4], uint32_t address) {
@@ -172,8 +164,8 @@ __global__ static void __launch_bounds__(CHUNK_THREADS)
         for (int n = 0; n < 4; n++)
             if (16 * n <= rows) {
                 chunk_b<256>(right, k_tile, 16 * n, 2 * step);
-                chunk_multiply(products[2 * n], left, right[0], right[1]);
-                chunk_multiply(products[2 * n + 1], left, right[2], right[3]);
+                multiply_half(products[2 * n], left, right[0], right[1]);
+                multiply_half(products[2 * n + 1], left, right[2], right[3]);
             }
     }
     for (uint32_t pair = 0; pair < sharing; pair += 2) {
@@ -357,8 +349,8 @@ __global__ static void __launch_bounds__(CHUNK_THREADS, 1)
 #pragma unroll
             for (int n = 0; n < 2; n++) {
                 chunk_b<256>(right, state_tile, 16 * n, 2 * step);
-                chunk_multiply(sums[2 * n], left, right[0], right[1]);
-                chunk_multiply(sums[2 * n + 1], left, right[2], right[3]);
+                multiply_half(sums[2 * n], left, right[0], right[1]);
+                multiply_half(sums[2 * n + 1], left, right[2], right[3]);
             }
         }
         float decayed[2] = {buffer->gates[rows + g], buffer->gates[rows + g + 8]};
@@ -384,8 +376,8 @@ __global__ static void __launch_bounds__(CHUNK_THREADS, 1)
                 uint32_t left[4], right[4];
                 chunk_a<128>(left, T, rows, 2 * step);
                 chunk_b_transposed<64>(right, rest, 16 * step, 2 * (warp / 4));
-                chunk_multiply(products[0], left, right[0], right[1]);
-                chunk_multiply(products[1], left, right[2], right[3]);
+                multiply_half(products[0], left, right[0], right[1]);
+                multiply_half(products[1], left, right[2], right[3]);
             }
 #pragma unroll
         for (int n = 0; n < 2; n++)
@@ -415,8 +407,8 @@ __global__ static void __launch_bounds__(CHUNK_THREADS, 1)
 #pragma unroll
             for (int m = 0; m < 2; m++) {
                 chunk_a_transposed<64>(left, remaining, 16 * step, 2 * m);
-                chunk_multiply(s[m][0], left, right[0], right[1]);
-                chunk_multiply(s[m][1], left, right[2], right[3]);
+                multiply_half(s[m][0], left, right[0], right[1]);
+                multiply_half(s[m][1], left, right[2], right[3]);
             }
         }
         chunks_keep(s, state_tile, warp, lane);
@@ -429,8 +421,8 @@ __global__ static void __launch_bounds__(CHUNK_THREADS, 1)
 #pragma unroll
                     for (int n = 0; n < 2; n++) {
                         chunk_b_transposed<64>(right, values, 16 * step, 2 * n);
-                        chunk_multiply(sums[2 * n], left, right[0], right[1]);
-                        chunk_multiply(sums[2 * n + 1], left, right[2], right[3]);
+                        multiply_half(sums[2 * n], left, right[0], right[1]);
+                        multiply_half(sums[2 * n + 1], left, right[2], right[3]);
                     }
                 }
 #pragma unroll

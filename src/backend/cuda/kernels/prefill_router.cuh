@@ -9,6 +9,7 @@
 #define CALLA_BACKEND_CUDA_KERNELS_PREFILL_ROUTER_CUH
 
 #include "backend/cuda/kernels/launch.cuh"
+#include "backend/cuda/kernels/mma.cuh"
 
 #include <cuda_fp16.h>
 #include <stdint.h>
@@ -55,15 +56,6 @@ template <int FIRST> __device__ __forceinline__ uint32_t router_codes(uint32_t w
     uint32_t raised = __byte_perm(word, 0x64646464, FIRST == 0 ? 0x4140 : 0x4342);
     __half2 codes = __hsub2(*(__half2 *)&raised, __floats2half2_rn(1024, 1024));
     return *(uint32_t *)&codes;
-}
-
-__device__ __forceinline__ void router_multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
-                                                uint32_t b1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 /* Norm and largest of each row. */
@@ -274,10 +266,10 @@ __global__ void __launch_bounds__(32 * ROUTER_WARPS)
                     uint32_t column = group % (ROUTER_CHUNK / 64) * 64 + 16 * t + 8 * half;
                     uint4 high = *(const uint4 *)&memory->high[8 * b + g][column];
                     uint4 low = *(const uint4 *)&memory->low[8 * b + g][column];
-                    router_multiply(sums[b], weights[0], high.x, high.y);
-                    router_multiply(sums[b], weights[1], high.z, high.w);
-                    router_multiply(sums[b], weights[0], low.x, low.y);
-                    router_multiply(sums[b], weights[1], low.z, low.w);
+                    multiply_half(sums[b], weights[0], high.x, high.y);
+                    multiply_half(sums[b], weights[1], high.z, high.w);
+                    multiply_half(sums[b], weights[0], low.x, low.y);
+                    multiply_half(sums[b], weights[1], low.z, low.w);
                 }
             }
 #pragma unroll

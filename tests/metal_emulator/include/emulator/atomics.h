@@ -4,21 +4,6 @@
 
 #include "simd.h"
 
-namespace metal {
-
-template <class T> struct atomic { T emulator_value; };
-
-enum memory_order { memory_order_relaxed, memory_order_seq_cst };
-enum thread_scope {
-    thread_scope_thread,
-    thread_scope_simdgroup,
-    thread_scope_threadgroup,
-    thread_scope_device,
-    thread_scope_system
-};
-
-} // namespace metal
-
 using atomic_int = metal::atomic<int>;
 using atomic_uint = metal::atomic<uint>;
 using atomic_float = metal::atomic<float>;

@@ -333,28 +333,6 @@ EMULATOR_LIMITS(ushort, 0, 0, 65535, 0);
 EMULATOR_LIMITS(uchar, 0, 0, 255, 0);
 #undef EMULATOR_LIMITS
 
-template <class T, size_t N> struct array {
-    T elements[N];
-    constexpr T &operator[](size_t i) {
-        return elements[i];
-    }
-    constexpr const T &operator[](size_t i) const {
-        return elements[i];
-    }
-    constexpr size_t size() const {
-        return N;
-    }
-    constexpr T *data() {
-        return elements;
-    }
-    constexpr T *begin() {
-        return elements;
-    }
-    constexpr T *end() {
-        return elements + N;
-    }
-};
-
 } // namespace metal
 
 /* as_type and the vector types need no metal:: in Metal. */

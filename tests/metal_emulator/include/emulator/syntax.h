@@ -27,17 +27,7 @@ template <class T, int N> using vec = T __attribute__((ext_vector_type(N)));
     template <class... A> name##3 emulator_make_##name##3(A... parts);                                       \
     template <class... A> name##4 emulator_make_##name##4(A... parts);
 EMULATOR_NAMES(bool, int) /* what comparing gives */
-EMULATOR_NAMES(char, signed char)
-EMULATOR_NAMES(uchar, uchar)
-EMULATOR_NAMES(short, short)
-EMULATOR_NAMES(ushort, ushort)
-EMULATOR_NAMES(int, int)
-EMULATOR_NAMES(uint, uint)
-EMULATOR_NAMES(long, long)
-EMULATOR_NAMES(ulong, ulong)
-EMULATOR_NAMES(half, half)
-EMULATOR_NAMES(bfloat, bfloat)
-EMULATOR_NAMES(float, float)
+EMULATOR_NUMBERS(EMULATOR_NAMES)
 #undef EMULATOR_NAMES
 
 namespace metal {
@@ -130,19 +120,6 @@ template <class T> struct numeric_limits {
     static T quiet_NaN();
 };
 
-template <class T, size_t N> struct array {
-    T elements[N];
-    constexpr T &operator[](size_t i) {
-        return elements[i];
-    }
-    constexpr const T &operator[](size_t i) const {
-        return elements[i];
-    }
-    constexpr size_t size() const {
-        return N;
-    }
-};
-
 /* ---- What lanes do together */
 
 enum class mem_flags { mem_none = 0, mem_device = 1, mem_threadgroup = 2, mem_texture = 4 };
@@ -194,15 +171,6 @@ bool simd_is_first();
 
 /* ---- Atomics: in device or threadgroup memory, nowhere else */
 
-template <class T> struct atomic { T emulator_value; };
-enum memory_order { memory_order_relaxed, memory_order_seq_cst };
-enum thread_scope {
-    thread_scope_thread,
-    thread_scope_simdgroup,
-    thread_scope_threadgroup,
-    thread_scope_device,
-    thread_scope_system
-};
 void atomic_thread_fence(mem_flags flags, memory_order order, thread_scope scope = thread_scope_device);
 #define EMULATOR_ATOMIC(space)                                                                               \
     template <class T> T atomic_load_explicit(const volatile space atomic<T> *object, memory_order order);   \

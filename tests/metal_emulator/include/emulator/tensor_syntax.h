@@ -3,6 +3,7 @@
 #define EMULATOR_TENSOR_SYNTAX_H
 
 #include "syntax.h"
+#include "tensor_descriptor.h"
 
 struct uint4b_format {};
 struct int4b_format {};
@@ -23,7 +24,6 @@ namespace metal {
 using ::int4b_format;
 using ::uint4b_format;
 
-inline constexpr int dynamic_extent = -1;
 template <class Index, int... E> struct extents {
     constexpr extents();
     constexpr extents(Index inner, Index outer);
@@ -72,18 +72,6 @@ template <class T> struct cooperative {
 namespace mpp {
 namespace tensor_ops {
 
-using metal::dynamic_extent;
-inline constexpr int dynamic_length_v = metal::dynamic_extent;
-struct matmul2d_descriptor {
-    enum class mode { multiply, multiply_accumulate };
-    int m, n, k;
-    bool transpose_left, transpose_right, relaxed_precision;
-    mode matmul_mode;
-    constexpr matmul2d_descriptor(int m_, int n_, int k_ = metal::dynamic_extent, bool left = false,
-                                  bool right = false, bool relaxed = false, mode mode_ = mode::multiply)
-        : m(m_), n(n_), k(k_), transpose_left(left), transpose_right(right), relaxed_precision(relaxed),
-          matmul_mode(mode_) {}
-};
 template <matmul2d_descriptor D, class Scope> struct matmul2d {
     template <class L, class R, class E> static emulator::cooperative<E> get_destination_cooperative_tensor();
     template <class L, class R, class E> static emulator::cooperative<L> get_left_input_cooperative_tensor();

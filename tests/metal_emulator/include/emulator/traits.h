@@ -1,5 +1,5 @@
-/* Names of integer types, and the type traits of metal_stdlib. The kernels are compiled without any library.
- */
+/* What kernels find the same when they are run and when they are only looked at (syntax.h): names of types,
+ * type traits and plain structures of metal_stdlib. The kernels are compiled without any library. */
 #ifndef EMULATOR_TRAITS_H
 #define EMULATOR_TRAITS_H
 
@@ -31,6 +31,11 @@ typedef unsigned long ulong;
 #define M_LOG2E_F 1.44269504088896340736f
 #define M_LN2_F 0.69314718055994530942f
 #define M_SQRT2_F 1.41421356237309504880f
+
+/* The numbers that vectors have names for, and the types behind them. */
+#define EMULATOR_NUMBERS(f)                                                                                  \
+    f(char, signed char) f(uchar, uchar) f(short, short) f(ushort, ushort) f(int, int) f(uint, uint)         \
+        f(long, long) f(ulong, ulong) f(half, half) f(bfloat, bfloat) f(float, float)
 
 #define METAL_FUNC inline __attribute__((always_inline))
 
@@ -80,6 +85,39 @@ inline constexpr bool is_integral_v =
     is_same_v<T, bool> || is_same_v<T, char> || is_same_v<T, signed char> || is_same_v<T, uchar> ||
     is_same_v<T, short> || is_same_v<T, ushort> || is_same_v<T, int> || is_same_v<T, uint> ||
     is_same_v<T, long> || is_same_v<T, ulong> || is_same_v<T, long long> || is_same_v<T, unsigned long long>;
+
+template <class T, size_t N> struct array {
+    T elements[N];
+    constexpr T &operator[](size_t i) {
+        return elements[i];
+    }
+    constexpr const T &operator[](size_t i) const {
+        return elements[i];
+    }
+    constexpr size_t size() const {
+        return N;
+    }
+    constexpr T *data() {
+        return elements;
+    }
+    constexpr T *begin() {
+        return elements;
+    }
+    constexpr T *end() {
+        return elements + N;
+    }
+};
+
+template <class T> struct atomic { T emulator_value; };
+
+enum memory_order { memory_order_relaxed, memory_order_seq_cst };
+enum thread_scope {
+    thread_scope_thread,
+    thread_scope_simdgroup,
+    thread_scope_threadgroup,
+    thread_scope_device,
+    thread_scope_system
+};
 
 } // namespace metal
 

@@ -295,17 +295,7 @@ EMULATOR_UNARY(!)
     using packed_##name##3 = metal::packed_vec<type, 3>;                                                     \
     using packed_##name##4 = metal::packed_vec<type, 4>;
 EMULATOR_NAMES(bool, bool)
-EMULATOR_NAMES(char, signed char)
-EMULATOR_NAMES(uchar, uchar)
-EMULATOR_NAMES(short, short)
-EMULATOR_NAMES(ushort, ushort)
-EMULATOR_NAMES(int, int)
-EMULATOR_NAMES(uint, uint)
-EMULATOR_NAMES(long, long)
-EMULATOR_NAMES(ulong, ulong)
-EMULATOR_NAMES(half, half)
-EMULATOR_NAMES(bfloat, bfloat)
-EMULATOR_NAMES(float, float)
+EMULATOR_NUMBERS(EMULATOR_NAMES)
 #undef EMULATOR_NAMES
 
 static_assert(sizeof(float4) == 16 && alignof(float4) == 16 && sizeof(float3) == 16, "as in Metal");
