@@ -209,7 +209,7 @@ def test_full_queue(binary, model):
 
 
 def test_a_short_request_passes_a_long_prompt(server):
-    text = "".join(f"{i} " for i in range(200))
+    text = "A long prompt: " + "".join(f"{i} " for i in range(1400))  # as yet unread, and slower to read than to ask
     done = {}
 
     def ask(name, body):

@@ -423,7 +423,9 @@ struct http *http_open(const struct http_options *options, struct calla_error *e
         return NULL;
     }
     http->options = *options;
-    unsigned flags = MHD_USE_AUTO_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME;
+    /* Not epoll: there MHD_quiesce_daemon and a worker may both take the listening socket out of the set, and
+     * the second to do so ends the process ("Failed to remove listen FD from epoll set", 0.9.75 to 1.0.1). */
+    unsigned flags = MHD_USE_POLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME;
     /* Those that connections_watch has ended still count for a moment. */
     unsigned most = (unsigned)options->max_connections + 64;
     http->daemon = MHD_start_daemon(
