@@ -90,6 +90,44 @@ def test_a_folder_with_nothing_but_a_config(calla, tmp_path):
     assert re.search(r"^least time .* tokens/s at 546\.0 GB/s$", result.stdout, re.MULTILINE)
 
 
+def test_kernels_and_predictions_for_metal(calla):
+    plan = plan_json(calla, "--backend", "metal")
+    assert plan["ops"] <= plan["kernels"] <= 380 and plan["kernel_phases"] <= 300
+    assert plan["phases"] <= plan["kernel_phases"] <= plan["kernels"]
+    assert "kernels" not in plan_json(calla) and "predictions" not in plan_json(calla)
+    chips = {prediction["chip"]: prediction for prediction in plan["predictions"]}
+    assert list(chips)[0] == "M1" and list(chips)[-1] == "M5 Max" and len(chips) == 18
+    assert chips["M1"]["bandwidth"] == 68e9 and chips["M5 Max"]["bandwidth"] == 614e9
+    for chip in chips.values():
+        least = plan["bytes"]["total"] / chip["bandwidth"]
+        assert least * (1 - 1e-9) <= chip["least_seconds"] < 1.1 * least
+        wait = chip["predicted_seconds"] - chip["least_seconds"]
+        assert wait == pytest.approx(plan["kernel_phases"] * 4.2e-6)
+        assert chip["predicted_tokens_per_second"] == pytest.approx(1 / chip["predicted_seconds"])
+
+    table = calla("plan", "-m", CONFIG, "--backend", "metal").stdout
+    assert re.search(r"^ops +253$", table, re.MULTILINE)
+    assert int(re.search(r"^kernels +(\d+) \(the article: 795\)$", table, re.MULTILINE)[1]) == plan["kernels"]
+    phases = int(re.search(r"^kernel phases +(\d+) \(the article: 555\)$", table, re.MULTILINE)[1])
+    assert phases == plan["kernel_phases"]
+    assert len(re.findall(r"^M[1-5](?: Pro| Max| Ultra)? +\d+ +", table, re.MULTILINE)) == 18
+
+    serial = plan_json(calla, "--backend", "metal", "--policy", "concurrent=off")
+    for one in serial["predictions"]:
+        wait = one["predicted_seconds"] - one["least_seconds"]
+        assert wait == pytest.approx(serial["kernels"] * 3.7e-6)
+
+
+def test_a_long_context_and_a_chunk_on_metal(calla):
+    short, long = (plan_json(calla, "--backend", "metal", "--context", n) for n in ("4096", "131071"))
+    assert short["kernels"] <= long["kernels"] <= 380 and long["kernel_phases"] <= 300
+    assert all(a["least_seconds"] < b["least_seconds"] for a, b in zip(short["predictions"], long["predictions"]))
+    chunk = plan_json(calla, "--backend", "metal", "--phase", "prefill", "--rows", "512")
+    fastest = chunk["predictions"][-1]
+    assert chunk["kernels"] >= chunk["ops"]
+    assert fastest["predicted_tokens_per_second"] == pytest.approx(512 / fastest["predicted_seconds"])
+
+
 def test_ops_in_the_table(calla):
     short = calla("plan", "-m", CONFIG).stdout
     long = calla("plan", "-m", CONFIG, "--ops").stdout

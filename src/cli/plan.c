@@ -120,6 +120,10 @@ static bool plan_model(const struct plan_flags *flags, const char *path, const s
                                  .position = position,
                                  .bandwidth = flags->bandwidth * 1e9,
                                  .rate = flags->rate * 1e12};
+    if (ok && strcmp(flags->backend, "metal") == 0) {
+        report.kernels = plan.op_count;
+        report.kernel_phases = plan.phase_count;
+    }
     ok = ok && print_plan(flags, &report, error);
     free(names);
     plan_free(&plan);
@@ -194,7 +198,8 @@ int command_plan(int argc, char **argv) {
         .about =
             "Prints the ops and phases of a prompt chunk or a decode step, the bytes that they move and\n"
             "the FLOPs that they take, and with --bandwidth or --flops the least time that a machine\n"
-            "needs for them. Reads only the model's config.json.",
+            "needs for them; for the backend metal also its kernels, and the time predicted for Apple's\n"
+            "chips. Reads only the model's config.json.",
         .groups = groups,
         .group_count = sizeof groups / sizeof *groups};
     struct option_values arguments;

@@ -124,6 +124,26 @@ static json_t *policy_json(const struct plan_report *report) {
     return policy;
 }
 
+static json_t *predictions_json(const struct plan_report *report) {
+    json_t *predictions = json_array();
+    for (size_t i = 0; i < APPLE_CHIP_COUNT; i++) {
+        const struct apple_chip *chip = &apple_chips[i];
+        struct apple_prediction time = apple_predict(chip, report->plan, report->position, report->kernels,
+                                                     report->kernel_phases, report->policy->concurrent);
+        json_t *prediction = json_object();
+        prediction = put(prediction, "chip", json_string(chip->name));
+        prediction = put(prediction, "gpu_cores", integer(chip->gpu_cores));
+        prediction = put(prediction, "bandwidth", json_real(chip->bandwidth));
+        prediction = put(prediction, "flops_per_second", json_real(chip->rate));
+        prediction = put(prediction, "least_seconds", json_real(time.least));
+        prediction = put(prediction, "predicted_seconds", json_real(time.predicted));
+        prediction =
+            put(prediction, "predicted_tokens_per_second", json_real(report->plan->rows / time.predicted));
+        predictions = add(predictions, prediction);
+    }
+    return predictions;
+}
+
 static json_t *report_json(const struct plan_report *report) {
     const struct plan *plan = report->plan;
     struct plan_totals totals;
@@ -137,8 +157,13 @@ static json_t *report_json(const struct plan_report *report) {
     json = put(json, "position", integer(report->position));
     json = put(json, "ops", integer(plan->op_count));
     json = put(json, "phases", integer(plan->phase_count));
+    if (report->kernels > 0) {
+        json = put(json, "kernels", integer(report->kernels));
+        json = put(json, "kernel_phases", integer(report->kernel_phases));
+        json = put(json, "predictions", predictions_json(report));
+    }
     if (plan_like_article(report)) {
-        json_t *article = put(json_object(), "ops", json_integer(ARTICLE_DECODE_OPS));
+        json_t *article = put(json_object(), "ops", json_integer(ARTICLE_DECODE_KERNELS));
         json = put(json, "article", put(article, "phases", json_integer(ARTICLE_DECODE_PHASES)));
     }
     json = put(json, "bytes", bytes_json(&totals.all.cost));

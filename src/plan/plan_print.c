@@ -123,6 +123,32 @@ static void print_machine(const struct plan_report *report, double seconds, stru
                   both ? " (for each op the slower of moving and computing)" : "");
 }
 
+static void print_apple(const struct plan_report *report, struct buffer *out) {
+    const struct policy *policy = report->policy;
+    buffer_printf(out,
+                  "\nPredicted for Apple's chips from published figures, with %s; nothing was measured:\n\n"
+                  "%-12s %5s %12s %14s %11s %11s %10s\n",
+                  policy->concurrent ? "4.2 us for every phase" : "3.7 us for every kernel", "chip", "cores",
+                  "bandwidth", "rate", "least time", "predicted", "tokens/s");
+    for (size_t i = 0; i < APPLE_CHIP_COUNT; i++) {
+        const struct apple_chip *chip = &apple_chips[i];
+        struct apple_prediction time = apple_predict(chip, report->plan, report->position, report->kernels,
+                                                     report->kernel_phases, policy->concurrent);
+        buffer_printf(out, "%-12s %5u %12s %14s %11s %11s %10.1f\n", chip->name, chip->gpu_cores,
+                      with_unit(chip->bandwidth, "B/s").characters,
+                      with_unit(chip->rate, "FLOP/s").characters, in_seconds(time.least).characters,
+                      in_seconds(time.predicted).characters, report->plan->rows / time.predicted);
+    }
+}
+
+/* A figure, beside the article's if that is for a plan like this one. */
+static void print_figure(const char *name, uint32_t figure, bool compare, int article, struct buffer *out) {
+    buffer_printf(out, "%-15s %u", name, figure);
+    if (compare)
+        buffer_printf(out, " (the article: %d)", article);
+    buffer_append_string(out, "\n");
+}
+
 static void print_operand(const struct plan_report *report, const struct operand *view, struct buffer *out) {
     static const char *const access[] = {"-", "r ", " w", "rw"};
     buffer_printf(out, "%19s %s %-7s %s %s [%u, %u]", "", access[view->access & 3],
@@ -170,13 +196,15 @@ bool plan_print_table(const struct plan_report *report, bool ops, struct buffer 
     print_row(report, "total", &totals.all, &totals.all, out);
 
     bool compare = plan_like_article(report);
-    buffer_printf(out, "\nops             %u", plan->op_count);
-    if (compare)
-        buffer_printf(out, " (the article: %d)", ARTICLE_DECODE_OPS);
-    buffer_printf(out, "\nphases          %u", plan->phase_count);
-    if (compare)
-        buffer_printf(out, " (the article: %d)", ARTICLE_DECODE_PHASES);
-    buffer_printf(out, "\nbytes a token   %s, of which weights %s\n",
+    bool kernels = report->kernels > 0;
+    buffer_append_string(out, "\n");
+    print_figure("ops", plan->op_count, compare && !kernels, ARTICLE_DECODE_KERNELS, out);
+    print_figure("phases", plan->phase_count, compare && !kernels, ARTICLE_DECODE_PHASES, out);
+    if (kernels) {
+        print_figure("kernels", report->kernels, compare, ARTICLE_DECODE_KERNELS, out);
+        print_figure("kernel phases", report->kernel_phases, compare, ARTICLE_DECODE_PHASES, out);
+    }
+    buffer_printf(out, "bytes a token   %s, of which weights %s\n",
                   with_unit((double)bytes / plan->rows, "B").characters,
                   with_unit((double)totals.all.cost.weight_bytes / plan->rows, "B").characters);
     buffer_printf(out, "FLOP a token    %s\n",
@@ -185,6 +213,8 @@ bool plan_print_table(const struct plan_report *report, bool ops, struct buffer 
     if (has_machine(report))
         print_machine(report, totals.all.seconds, out);
     print_policy(report, out);
+    if (kernels)
+        print_apple(report, out);
     if (ops)
         print_ops(report, out);
     return !out->failed || error_memory(error, "the printed plan", out->size);

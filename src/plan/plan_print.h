@@ -3,6 +3,7 @@
 #define CALLA_PLAN_PLAN_PRINT_H
 
 #include "base/buffer.h"
+#include "plan/apple.h"
 #include "plan/cost.h"
 #include "plan/policy.h"
 
@@ -17,10 +18,13 @@ struct plan_report {
     uint32_t position; /* tokens in the context before the plan's first row */
     double bandwidth;  /* bytes a second, 0: unknown */
     double rate;       /* FLOP a second, 0: unknown */
+    /* What the Metal backend makes of the plan: kernels, and phases of kernels that need nothing of each
+     * other. 0: another backend. */
+    uint32_t kernels, kernel_phases;
 };
 
-/* Costs by kind of op, totals, and the least time if a bandwidth or a rate is known; with `ops` every op with
- * its operands too. */
+/* Costs by kind of op, totals, the least time if a bandwidth or a rate is known, and what kernels would take
+ * on Apple's chips; with `ops` every op with its operands too. */
 bool plan_print_table(const struct plan_report *report, bool ops, struct buffer *out,
                       struct calla_error *error);
 
@@ -32,7 +36,7 @@ bool plan_print_json(const struct plan_report *report, struct buffer *out, struc
 /* Kernels and sequential stages of one decoded token in the engine that this one is held against, from
  * Perplexity's article "Optimizing on-device inference for Apple silicon": for the 40-layer model. */
 #define ARTICLE_LAYERS 40
-#define ARTICLE_DECODE_OPS 795
+#define ARTICLE_DECODE_KERNELS 795
 #define ARTICLE_DECODE_PHASES 555
 
 struct plan_totals {

@@ -73,6 +73,40 @@ static void the_table_of_a_decode_step(void **state) {
     printed_close(&printed);
 }
 
+/* A prediction is the least time and one wait a phase, or one a kernel when they run one after the other. */
+static void what_apples_chips_would_take(void **state) {
+    (void)state;
+    struct printed printed;
+    printed_open(&printed, 0, 1, 4095);
+    const struct apple_chip *chip = &apple_chips[APPLE_CHIP_COUNT - 1];
+    assert_string_equal(chip->name, "M5 Max");
+    struct cost cost = plan_cost(&printed.plan, 4095);
+    struct apple_prediction concurrent = apple_predict(chip, &printed.plan, 4095, 300, 200, true);
+    struct apple_prediction serial = apple_predict(chip, &printed.plan, 4095, 300, 200, false);
+    assert_true(concurrent.least == serial.least);
+    assert_true(concurrent.least >= (double)cost_bytes(&cost) / 614e9 * (1 - 1e-9));
+    assert_true(concurrent.least < 1.1 * (double)cost_bytes(&cost) / 614e9);
+    assert_true(fabs(concurrent.predicted - concurrent.least - 200 * 4.2e-6) < 1e-9);
+    assert_true(fabs(serial.predicted - serial.least - 300 * 3.7e-6) < 1e-9);
+
+    struct buffer text = {0};
+    struct calla_error error;
+    assert_true(plan_print_table(&printed.report, false, &text, &error));
+    assert_null(strstr(text.data, "Predicted"));
+    buffer_clear(&text);
+    printed.report.kernels = 300;
+    printed.report.kernel_phases = 200;
+    assert_true(plan_print_table(&printed.report, false, &text, &error));
+    expect(&text, "\nops             253\n");
+    expect(&text, "\nkernels         300 (the article: 795)\n");
+    expect(&text, "\nkernel phases   200 (the article: 555)\n");
+    expect(&text, "with 4.2 us for every phase; nothing was measured");
+    for (size_t i = 0; i < APPLE_CHIP_COUNT; i++)
+        expect(&text, apple_chips[i].name);
+    buffer_free(&text);
+    printed_close(&printed);
+}
+
 static void the_article_is_about_the_full_model(void **state) {
     (void)state;
     for (int i = 0; i < 2; i++) {
@@ -166,6 +200,7 @@ static void memory_may_be_short(void **state) {
     (void)state;
     struct printed printed;
     printed_open(&printed, 1, 1, 0);
+    printed.report.kernels = printed.report.kernel_phases = 9;
     json_set_alloc_funcs(limited_malloc, free);
     struct buffer text = {0};
     struct calla_error error;
@@ -187,6 +222,7 @@ static void memory_may_be_short(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_table_of_a_decode_step),
+        cmocka_unit_test(what_apples_chips_would_take),
         cmocka_unit_test(the_article_is_about_the_full_model),
         cmocka_unit_test(json_adds_up),
         cmocka_unit_test(a_path_that_is_not_utf8),
