@@ -16,6 +16,10 @@ struct backend_options {
 struct device_facts {
     char name[128];
     uint64_t memory; /* bytes that weights and sessions share; 0: unknown */
+    /* Whether the matrix units of a GPU that may have some are used, and why not; "" where that is no
+     * question.
+     */
+    char tensor_operations[160];
 };
 
 struct backend;

@@ -102,8 +102,12 @@ static json_t *describe_backend(const struct calla_model_info *info) {
     const char *feature;
     for (size_t i = 0; (feature = processor_feature(i)) != NULL; i++)
         json_array_append_new(features, json_string(feature));
-    return json_pack("{s:s, s:s, s:i, s:o}", "name", info->backend, "device", info->device, "processors",
-                     (int)sysconf(_SC_NPROCESSORS_ONLN), "processor_features", features);
+    struct device_facts facts;
+    backend_device(backend_find(info->backend, NULL), &facts);
+    return json_pack("{s:s, s:s, s:o, s:i, s:o}", "name", info->backend, "device", info->device,
+                     "tensor_operations",
+                     facts.tensor_operations[0] == 0 ? json_null() : json_string(facts.tensor_operations),
+                     "processors", (int)sysconf(_SC_NPROCESSORS_ONLN), "processor_features", features);
 }
 
 static json_t *describe_policies(const struct policy *policy, const char *backend) {
@@ -285,9 +289,11 @@ static void print_description(json_t *description) {
         printf("  %-18s %g\n", key, json_number_value(entry));
 
     const json_t *backend = json_object_get(description, "backend");
-    printf("\nBackend\n  name              %s\n  device            %s\n  processors        %lld\n  features  "
-           "       ",
-           text_of(backend, "name"), text_of(backend, "device"), number_of(backend, "processors"));
+    printf("\nBackend\n  name              %s\n  device            %s\n", text_of(backend, "name"),
+           text_of(backend, "device"));
+    if (text_of(backend, "tensor_operations") != NULL)
+        printf("  tensor operations %s\n", text_of(backend, "tensor_operations"));
+    printf("  processors        %lld\n  features         ", number_of(backend, "processors"));
     json_array_foreach(json_object_get(backend, "processor_features"), index, entry)
         printf(" %s", json_string_value(entry));
     printf("\n\nPolicies (--policy NAME=VALUE)\n");

@@ -1,0 +1,10 @@
+/* What a GPU's facts mean, in words. */
+#ifndef CALLA_BACKEND_METAL_METAL_DESCRIBE_H
+#define CALLA_BACKEND_METAL_METAL_DESCRIBE_H
+
+#include "backend/metal/metal_device.h"
+
+/* One line on the Metal 4 tensor operations, for `calla info`: that they are used, or what is missing. */
+void metal_describe_tensor_operations(const struct metal_facts *facts, char *line, size_t size);
+
+#endif
