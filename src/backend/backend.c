@@ -9,6 +9,9 @@ static const struct backend_class *const classes[] = {
 #ifdef CALLA_CUDA
     &cuda_backend,
 #endif
+#ifdef CALLA_METAL
+    &metal_backend,
+#endif
     &cpu_backend,
     &reference_backend,
 };
@@ -27,9 +30,12 @@ const struct backend_class *backend_find(const char *name, struct calla_error *e
     if (strcmp(name, "cuda") == 0)
         error_set(error, CALLA_UNSUPPORTED,
                   "This program was built without CUDA: build it where nvcc is, or use --backend cpu.");
+    else if (strcmp(name, "metal") == 0)
+        error_set(error, CALLA_UNSUPPORTED,
+                  "This program was built without Metal: build it on a Mac, or use --backend cpu.");
     else
         error_set(error, CALLA_BAD_INPUT,
-                  "There is no backend '%s'; this program has auto, cpu, cuda and reference.", name);
+                  "There is no backend '%s'; this program has auto, cpu, cuda, metal and reference.", name);
     return NULL;
 }
 

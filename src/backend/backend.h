@@ -95,8 +95,8 @@ struct backend {
     const struct backend_class *class;
 };
 
-/* The class of "auto", "cpu", "cuda" or "reference"; NULL with an error that lists the names or says what is
- * missing. "auto" is the first whose device is there. */
+/* The class of "auto", "cpu", "cuda", "metal" or "reference"; NULL with an error that lists the names or says
+ * what is missing. "auto" is the first whose device is there. */
 const struct backend_class *backend_find(const char *name, struct calla_error *error);
 
 /* The device of a class, the processor included. */
@@ -106,6 +106,9 @@ extern const struct backend_class reference_backend;
 extern const struct backend_class cpu_backend;
 #ifdef CALLA_CUDA
 extern const struct backend_class cuda_backend;
+#endif
+#ifdef CALLA_METAL
+extern const struct backend_class metal_backend;
 #endif
 
 #endif

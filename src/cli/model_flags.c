@@ -18,7 +18,7 @@ void model_options(struct option rows[MODEL_OPTIONS], struct model_flags *flags)
         {.name = "quiet", .help = "nothing on standard error but errors", .flag = &flags->quiet},
         {.name = "backend",
          .value = "NAME",
-         .help = "what computes: auto, cpu, cuda or reference (auto)",
+         .help = "what computes: auto, cpu, cuda, metal or reference (auto)",
          .text = &flags->backend},
         {.name = "threads",
          .value = "N",

@@ -77,6 +77,8 @@ static const struct choice choices[] = {
     {FIELD(gqa_pack), .kind = CHOICE_NUMBER, .backends = METAL, .least = 1, .most = 4, .power_of_two = true},
     {FIELD(attention_split), .kind = CHOICE_NUMBER, .backends = METAL, .least = 0, .most = 1u << 30,
      .off = 1u << 30},
+    {FIELD(command_work), .kind = CHOICE_NUMBER, .backends = METAL, .least = 1, .most = 1u << 20,
+     .off = 1u << 20},
     {FIELD(speculate), .kind = CHOICE_SWITCH, .backends = EVERY},
     {FIELD(kv_dtype), .kind = CHOICE_NAME, .backends = EVERY, .names = kv_names},
     {FIELD(matrix_operands), .kind = CHOICE_NAME, .backends = CPU, .names = operand_names},
@@ -121,6 +123,7 @@ void policy_defaults(struct policy *policy, const char *backend) {
     policy->kv_coalesced = true;
     policy->gqa_pack = 4;
     policy->attention_split = 32768;
+    policy->command_work = 300;
     if (bit == CUDA) {
         policy->delta_scan = 1;
         policy->chunk_rows = 4096;

@@ -37,6 +37,7 @@ struct policy {
     bool kv_coalesced;
     uint32_t gqa_pack;        /* query heads that share one read of a KV row */
     uint32_t attention_split; /* context length from which attention works in fixed blocks */
+    uint32_t command_work;    /* GFLOP, or as long, of one command buffer */
     bool speculate;
     enum dtype kv_dtype; /* DTYPE_BF16 or DTYPE_F32 */
     enum matrix_operands matrix_operands;

@@ -1,7 +1,7 @@
 /* A bench to run single ops or short plans on any backend: random operands in, results out. A program of
  * tests runs as a whole once for each configuration: the reference, then the CPU backend with each of its
- * instruction sets that this processor has and with each kind of matrix operands, then the CUDA backend where
- * a GPU is.
+ * instruction sets that this processor has and with each kind of matrix operands, then the CUDA or Metal
+ * backend where a GPU is. CALLA_TEST_ONLY names a GPU's backend that it runs on alone.
  *
  * Weights go into a temporary file, every part at an odd offset, as in the published checkpoints; everything
  * else into the state buffers of a session, which can be written and read. A step record, if wanted, is the
@@ -341,26 +341,30 @@ static inline void bench_run(struct bench *bench) {
     }
 }
 
-/* On the GPU, where there is one. */
-static inline int bench_run_cuda(const char *name, const struct CMUnitTest *tests, size_t count) {
+/* On a GPU, where there is one. */
+static inline int bench_run_gpu(const char *backend, const char *name, const struct CMUnitTest *tests,
+                                size_t count) {
     char title[128];
     struct calla_error error;
-    const struct backend_class *class = backend_find("cuda", &error);
+    const struct backend_class *class = backend_find(backend, &error);
     if (class == NULL) {
         print_message("%s: not run on a GPU. %s\n", name, error.message);
         return 0;
     }
-    bench_current = (struct bench_configuration){class, {0}, "cuda"};
-    policy_defaults(&bench_current.policy, "cuda");
-    snprintf(title, sizeof title, "%s, cuda", name);
+    bench_current = (struct bench_configuration){class, {0}, backend};
+    policy_defaults(&bench_current.policy, backend);
+    snprintf(title, sizeof title, "%s, %s", name, backend);
     return _cmocka_run_group_tests(title, tests, count, NULL, NULL);
 }
 
 /* Runs the tests in every configuration: the number of failed ones. */
 static inline int bench_run_tests(const char *name, const struct CMUnitTest *tests, size_t count) {
     char title[128];
+#ifdef CALLA_TEST_ONLY
+    return bench_run_gpu(CALLA_TEST_ONLY, name, tests, count);
+#endif
     if (getenv("CALLA_TEST_CUDA_ONLY") != NULL)
-        return bench_run_cuda(name, tests, count);
+        return bench_run_gpu("cuda", name, tests, count);
     bench_current = (struct bench_configuration){&reference_backend, {0}, "reference"};
     policy_defaults(&bench_current.policy, "reference");
     snprintf(title, sizeof title, "%s, reference", name);
@@ -379,7 +383,8 @@ static inline int bench_run_tests(const char *name, const struct CMUnitTest *tes
             snprintf(title, sizeof title, "%s, cpu %s %s", name, kernels->name, bf16 ? "bf16" : "int8");
             failed += _cmocka_run_group_tests(title, tests, count, NULL, NULL);
         }
-    return failed + bench_run_cuda(name, tests, count);
+    failed += bench_run_gpu("cuda", name, tests, count);
+    return failed + bench_run_gpu("metal", name, tests, count);
 }
 
 #define BENCH_RUN_TESTS(tests) bench_run_tests(__FILE__, tests, sizeof(tests) / sizeof *(tests))

@@ -294,9 +294,11 @@ static void changed_ops_stay_inside(void **state) {
 static void sessions_keep_to_their_buffers(void **state) {
     (void)state;
     const struct backend_class *const classes[] = {&cpu_backend, &reference_backend,
-                                                   backend_find("cuda", NULL)};
-    for (int i = 0; i < 3 && classes[i] != NULL; i++) {
+                                                   backend_find("cuda", NULL), backend_find("metal", NULL)};
+    for (int i = 0; i < 4; i++) {
         const struct backend_class *class = classes[i];
+        if (class == NULL)
+            continue;
         struct backend_options options = {.threads = 2};
         struct calla_error error = {0};
         struct backend *backend = class->open(&options, &error);
@@ -340,10 +342,15 @@ static void sessions_keep_to_their_buffers(void **state) {
 static void backends_by_name(void **state) {
     (void)state;
     struct calla_error error = {0};
-    const struct backend_class *cuda = backend_find("cuda", &error);
-    if (cuda == NULL)
-        assert_non_null(strstr(error.message, "--backend cpu"));
-    assert_ptr_equal(backend_find("auto", &error), cuda != NULL ? cuda : &cpu_backend);
+    const struct backend_class *first = NULL;
+    static const char *const gpus[] = {"cuda", "metal"};
+    for (int i = 0; i < 2; i++) {
+        const struct backend_class *gpu = backend_find(gpus[i], &error);
+        if (gpu == NULL)
+            assert_non_null(strstr(error.message, "--backend cpu"));
+        first = first == NULL ? gpu : first;
+    }
+    assert_ptr_equal(backend_find("auto", &error), first != NULL ? first : &cpu_backend);
     assert_ptr_equal(backend_find("cpu", &error), &cpu_backend);
     assert_ptr_equal(backend_find("reference", &error), &reference_backend);
     assert_null(backend_find("abacus", &error));

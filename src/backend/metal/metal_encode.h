@@ -106,6 +106,13 @@ void metal_launch_indirect(struct metal_encoder *encoder, const struct metal_ope
 /* What comes next in this op sees what came before it. Not needed at an op's beginning and end. */
 void metal_phase(struct metal_encoder *encoder);
 
+/* Command buffers are cut where their work exceeds a budget, because the system kills long ones: between ops,
+ * and before this call in an op that takes long (attention over a long cache): a barrier stands here then.
+ * What was used and bound stays so. `flops` is the work up to the next call or the op's end; an op that makes
+ * this call makes it before its first launch too. The calls of an op must be the same each time it is encoded
+ * at one position. */
+void metal_piece(struct metal_encoder *encoder, double flops);
+
 /* For an op that cannot be run as it is: one sentence, of which the host makes an error. */
 void metal_fail(struct metal_encoder *encoder, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

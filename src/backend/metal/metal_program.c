@@ -1,0 +1,484 @@
+/* A plan made ready to run: bound to memory, its kernels chosen, its pipelines made. A run encodes it into
+ * command buffers of bounded work, up to two of which are underway; a decode step's next run is encoded while
+ * the GPU works on this one. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "backend/binding.h"
+#include "backend/metal/metal_backend.h"
+#include "base/system.h"
+#include "plan/cost.h"
+#include "plan/op_check.h"
+
+/* Scratch bytes up to which a program is a small one. */
+#define SMALL_SCRATCH ((uint64_t)32 << 20)
+
+/* What moving a byte is counted as, in operations: an M1 does as many in the time. */
+#define OPERATIONS_A_BYTE 32.0
+
+struct metal_program {
+    struct metal_backend *backend;
+    struct metal_session *session;
+    struct op *plain;     /* the plan's ops, to which `ops` point */
+    struct metal_op *ops; /* bound */
+    const struct metal_kernel **kernels;
+    uint64_t *workspaces, *workspace_sizes; /* offsets in the scratch memory */
+    struct metal_memory *scratch;           /* the plan's buffers; bound as of `moves` */
+    uint32_t op_count, scratch_count;
+    uint64_t scratch_bytes;           /* of all buffers and workspaces */
+    uint64_t moves;                   /* of the scratch memory when the ops were bound; 0: not yet */
+    bool is_step;                     /* replayed, with its token handed over on the device */
+    uint32_t samples;                 /* sampling ops: each moves the record on */
+    bool posts_token;                 /* the last op samples into element 0 of STEP_TOKENS */
+    uint64_t cache_rows, cache_limit; /* of the op that needs the cache most; 0: none does */
+    bool writes_kv;
+
+    /* Where it was stopped: 0, 0 at its beginning. */
+    uint32_t next_op, next_piece;
+    uint64_t ended; /* run to its end for another program's sake: the session's resets then, plus 1 */
+};
+
+/* Of one run. */
+struct run {
+    struct metal_program *program;
+    double start, seconds;
+    bool may_stop;
+    bool ahead; /* encoded only, into one command buffer or not at all */
+};
+
+static bool is_large(const struct metal_program *program) {
+    return program->scratch_bytes > SMALL_SCRATCH;
+}
+
+static struct metal_scratch *scratch_of(const struct metal_program *program) {
+    return &program->backend->scratch[is_large(program)];
+}
+
+void metal_program_free(struct program *base) {
+    struct metal_program *program = (struct metal_program *)base;
+    if (program == NULL)
+        return;
+    struct metal_session *session = program->session;
+    if (program->backend->stopped == program)
+        program->backend->stopped = NULL;
+    if (session->encoded == program)
+        session->encoded = NULL;
+    free(program->scratch);
+    free(program->workspaces);
+    free(program->workspace_sizes);
+    free((void *)program->kernels);
+    free(program->ops);
+    free(program->plain);
+    free(program);
+}
+
+/* ---- Binding */
+
+static bool bind_memory(struct metal_operand *bound, const struct operand *operand,
+                        const struct metal_memory *memory) {
+    if (memory == NULL || !binding_inside(operand, memory->size))
+        return false;
+    *bound = (struct metal_operand){.buffer = memory->buffer,
+                                    .offset = memory->offset + operand->offset,
+                                    .dtype = operand->dtype,
+                                    .rows = operand->rows,
+                                    .columns = operand->columns,
+                                    .stride = operand->stride,
+                                    .access = operand->access};
+    return true;
+}
+
+static bool bind_operand(struct metal_operand *bound, const struct operand *operand,
+                         const struct metal_program *program) {
+    const struct metal_backend *backend = program->backend;
+    if (operand->space == SPACE_WEIGHT) {
+        if (binding_weight(operand, backend->weights) == NULL)
+            return false;
+        *bound = backend->weight_operands[operand->buffer];
+        bound->rows = operand->rows;
+        return true;
+    }
+    if (operand->space == SPACE_SCRATCH)
+        return operand->buffer < program->scratch_count &&
+               bind_memory(bound, operand, &program->scratch[operand->buffer]);
+    return bind_memory(bound, operand,
+                       metal_session_memory(program->session, (enum space)operand->space, operand->buffer));
+}
+
+/* The place of the record is known to the host, which must know positions before the device does. */
+static bool is_record(const struct operand *operand) {
+    return operand->space == SPACE_STEP && operand->buffer == STEP_RECORD && operand->offset == 0;
+}
+
+/* Binds all ops to where the scratch memory is; its buffer is NULL while sizes are asked for. */
+static bool bind_ops(struct metal_program *program, struct metal_buffer *scratch, struct calla_error *error) {
+    uint64_t offset = 0;
+    for (uint32_t i = 0; i < program->scratch_count; i++) {
+        program->scratch[i].buffer = scratch;
+        program->scratch[i].offset = offset;
+        offset += metal_place(program->scratch[i].size);
+    }
+    for (uint32_t i = 0; i < program->op_count; i++) {
+        struct metal_op *op = &program->ops[i];
+        op->op = &program->plain[i];
+        for (uint32_t j = 0; j < op->op->operand_count; j++) {
+            const struct operand *operand = &op->op->operands[j];
+            if (!bind_operand(&op->operands[j], operand, program) ||
+                (operand->dtype == DTYPE_U8 && !is_record(operand)))
+                return binding_refuse(op->op, j, error);
+        }
+        uint32_t size = (uint32_t)program->workspace_sizes[i];
+        op->workspace = (struct metal_operand){.buffer = scratch,
+                                               .offset = program->workspaces[i],
+                                               .dtype = DTYPE_U8,
+                                               .rows = size > 0,
+                                               .columns = size,
+                                               .stride = size,
+                                               .access = ACCESS_READ | ACCESS_WRITE};
+    }
+    return true;
+}
+
+/* ---- Compiling */
+
+static bool check_ops(struct metal_program *program, const struct plan *plan, struct calla_error *error) {
+    program->op_count = plan->op_count;
+    for (uint32_t i = 0; i < plan->op_count; i++) {
+        const struct op *op = &plan->ops[i];
+        program->plain[i] = *op;
+        if (!op_check(op, error))
+            return false;
+        program->samples += op->kind == OP_SAMPLE;
+        uint64_t rows, limit;
+        if (binding_cache_rows(op, &rows, &limit) &&
+            (program->cache_limit == 0 ||
+             (int64_t)limit - (int64_t)rows < (int64_t)program->cache_limit - (int64_t)program->cache_rows)) {
+            program->cache_rows = rows;
+            program->cache_limit = limit;
+        }
+        for (uint32_t j = 0; j < op->operand_count; j++)
+            program->writes_kv |=
+                op->operands[j].space == SPACE_KV && (op->operands[j].access & ACCESS_WRITE) != 0;
+    }
+    const struct op *last = plan->op_count > 0 ? &plan->ops[plan->op_count - 1] : NULL;
+    program->posts_token = last != NULL && last->kind == OP_SAMPLE && last->operands[4].space == SPACE_STEP &&
+                           last->operands[4].buffer == STEP_TOKENS && last->operands[4].offset == 0;
+    program->is_step = program->posts_token && program->samples == 1 && plan->rows == 1 &&
+                       program->backend->policy.token_on_device;
+    return true;
+}
+
+static bool missing_kernel(const struct op *op, struct calla_error *error) {
+    return error_set(error, CALLA_UNSUPPORTED, "Metal: op %s of layer %d has no kernel that fits it.",
+                     op_name(op->kind), op->layer);
+}
+
+/* Sizes of the scratch buffers; then kernels and their workspaces. Ops of one phase may run side by side:
+ * their workspaces lie apart. */
+static bool lay_out(struct metal_program *program, const struct plan *plan, struct calla_error *error) {
+    for (uint32_t i = 0; i < plan->scratch_count; i++) {
+        program->scratch[i].size = buffer_shape_bytes(&plan->scratch[i]);
+        if (program->scratch[i].size > UINT64_MAX / 4 || program->scratch_bytes > UINT64_MAX / 4)
+            return error_memory(error, plan->scratch[i].name, SIZE_MAX);
+        program->scratch_bytes += metal_place(program->scratch[i].size);
+    }
+    program->scratch_count = plan->scratch_count;
+    if (!bind_ops(program, NULL, error))
+        return false;
+    uint64_t offset = program->scratch_bytes, end = offset;
+    for (uint32_t i = 0; i < program->op_count; i++) {
+        const struct metal_op *op = &program->ops[i];
+        const struct metal_kernel *kernel = metal_kernel_of(op, program->backend->encoder);
+        if (kernel == NULL)
+            return missing_kernel(op->op, error);
+        if (i == 0 || op->op->phase != program->ops[i - 1].op->phase)
+            offset = program->scratch_bytes;
+        program->kernels[i] = kernel;
+        program->workspaces[i] = offset;
+        if (kernel->workspace != NULL)
+            program->workspace_sizes[i] = kernel->workspace(op, program->backend->encoder);
+        if (program->workspace_sizes[i] > UINT32_MAX)
+            return error_memory(error, op_name(op->op->kind), (size_t)program->workspace_sizes[i]);
+        offset += metal_place(program->workspace_sizes[i]);
+        end = offset > end ? offset : end;
+    }
+    program->scratch_bytes = end;
+    return true;
+}
+
+static bool end_stopped(struct metal_backend *backend, struct calla_error *error);
+
+/* Makes the backend's scratch memory large enough. What runs in it must have ended before it moves. */
+static bool reserve_scratch(const struct metal_program *program, struct calla_error *error) {
+    struct metal_backend *backend = program->backend;
+    struct metal_scratch *scratch = scratch_of(program);
+    if (program->scratch_bytes <= scratch->size && scratch->buffer != NULL)
+        return true;
+    if (is_large(program) && !end_stopped(backend, error))
+        return false;
+    for (struct metal_session *session = backend->sessions; session != NULL; session = session->next) {
+        metal_session_idle(session, NULL); /* one that is lost says so when it is used */
+        session->encoded = NULL;
+    }
+    metal_release(backend, scratch->buffer); /* before the larger is asked for, so that both need not fit */
+    scratch->size = 0;
+    scratch->moves++;
+    scratch->buffer = metal_allocate(backend, program->scratch_bytes,
+                                     "scratch memory (a smaller chunk_rows needs less)", error);
+    if (scratch->buffer == NULL)
+        return false;
+    scratch->size = metal_buffer_size(scratch->buffer);
+    return true;
+}
+
+/* What went wrong while an op was encoded. */
+static bool encoding_failed(const struct metal_encoder *encoder, const struct op *op,
+                            struct calla_error *error) {
+    return error_set(error, encoder->error.status, "Op %s of layer %d: %s", op_name(op->kind), op->layer,
+                     encoder->error.message);
+}
+
+/* Encodes every op without commands: pipelines are made. */
+static bool make_pipelines(struct metal_program *program, struct calla_error *error) {
+    struct metal_encoder *encoder = program->backend->encoder;
+    metal_encoder_begin(encoder, NULL);
+    encoder->position = 0;
+    encoder->failed = encoder->stopped = false;
+    encoder->token_slot = program->session->token_slots[0];
+    for (uint32_t i = 0; i < program->op_count; i++) {
+        metal_encoder_op(encoder, 0, 0);
+        program->kernels[i]->encode(&program->ops[i], encoder);
+        if (encoder->failed)
+            return encoding_failed(encoder, &program->plain[i], error);
+    }
+    return true;
+}
+
+static bool bind_to_scratch(struct metal_program *program, struct calla_error *error) {
+    if (!reserve_scratch(program, error) || !bind_ops(program, scratch_of(program)->buffer, error))
+        return false;
+    program->moves = scratch_of(program)->moves;
+    return true;
+}
+
+struct program *metal_compile(struct device_session *base, const struct plan *plan,
+                              struct calla_error *error) {
+    struct metal_session *session = (struct metal_session *)base;
+    if (!metal_usable(session->backend, error))
+        return NULL;
+    struct metal_program *program = calloc(1, sizeof *program);
+    if (program == NULL) {
+        error_memory(error, "a program", sizeof *program);
+        return NULL;
+    }
+    program->backend = session->backend;
+    program->session = session;
+    size_t count = plan->op_count + (size_t)1;
+    program->plain = calloc(count, sizeof *program->plain);
+    program->ops = calloc(count, sizeof *program->ops);
+    program->kernels = calloc(count, sizeof *program->kernels);
+    program->workspaces = calloc(count, sizeof *program->workspaces);
+    program->workspace_sizes = calloc(count, sizeof *program->workspace_sizes);
+    program->scratch = calloc(plan->scratch_count + (size_t)1, sizeof *program->scratch);
+    if (program->plain == NULL || program->ops == NULL || program->kernels == NULL ||
+        program->workspaces == NULL || program->workspace_sizes == NULL || program->scratch == NULL)
+        error_memory(error, "a program", count * sizeof *program->ops);
+    else if (check_ops(program, plan, error) && lay_out(program, plan, error) &&
+             bind_to_scratch(program, error) && make_pipelines(program, error))
+        return (struct program *)program;
+    metal_program_free((struct program *)program);
+    return NULL;
+}
+
+/* ---- Running */
+
+/* Whether the cache has room for the rows of every op that reads or writes it. */
+static bool has_room(const struct metal_program *program, uint32_t position) {
+    return program->cache_limit == 0 || position + program->cache_rows <= program->cache_limit;
+}
+
+/* Begins the command buffer whose turn it is, after what it did before has ended. */
+static bool begin_commands(struct metal_program *program, struct calla_error *error) {
+    struct metal_session *session = program->session;
+    struct metal_commands *commands = session->commands[session->turn];
+    if (!metal_session_wait(session, session->turn, error) ||
+        !metal_commands_begin(commands, program->backend->policy.concurrent, error))
+        return false;
+    metal_encoder_begin(program->backend->encoder, commands);
+    program->backend->encoder->token_slot = session->token_slots[session->turn];
+    return true;
+}
+
+static bool commit_commands(struct metal_session *session, struct calla_error *error) {
+    struct calla_error why = {0};
+    if (!metal_commands_commit(session->commands[session->turn], &why)) {
+        metal_session_lose(session, &why);
+        return metal_session_usable(session, error);
+    }
+    session->running[session->turn] = true;
+    session->turn = 1 - session->turn;
+    return true;
+}
+
+/* The encoder has enough for one command buffer: the next one is begun, unless the time is up. */
+static bool next_commands(struct metal_encoder *encoder) {
+    struct run *run = encoder->owner;
+    struct metal_program *program = run->program;
+    struct calla_error error = {0};
+    if (run->ahead)
+        return false;
+    if (!commit_commands(program->session, &error) || !begin_commands(program, &error)) {
+        encoder->failed = true;
+        encoder->error = error;
+        return false;
+    }
+    return !run->may_stop || system_seconds() - run->start < run->seconds;
+}
+
+static double work_of(const struct op *op, uint32_t position) {
+    struct cost cost = op_cost(op, position);
+    return (double)cost.flops + OPERATIONS_A_BYTE * (double)cost_bytes(&cost);
+}
+
+/* Encodes the program, from where it was stopped, for `position`; the last command buffer is left to be
+ * committed. A command buffer that was begun and got nothing is not. */
+static bool encode(struct run *run, uint32_t position, struct calla_error *error) {
+    struct metal_program *program = run->program;
+    struct metal_encoder *encoder = program->backend->encoder;
+    encoder->position = position;
+    encoder->failed = encoder->stopped = false;
+    encoder->budget = 1e9 * program->backend->policy.command_work;
+    encoder->next = next_commands;
+    encoder->owner = run;
+    if (!begin_commands(program, error))
+        return false;
+    for (uint32_t i = program->next_op; i < program->op_count && !encoder->stopped; i++) {
+        const struct op *op = &program->plain[i];
+        if (i > 0 && op->phase != program->plain[i - 1].phase)
+            metal_encoder_barrier(encoder);
+        metal_encoder_op(encoder, work_of(op, position), i == program->next_op ? program->next_piece : 0);
+        program->kernels[i]->encode(&program->ops[i], encoder);
+        if (encoder->failed)
+            return encoding_failed(encoder, op, error);
+        if (encoder->stopped) {
+            program->next_op = i;
+            program->next_piece = encoder->stopped_piece;
+        }
+    }
+    if (!encoder->stopped)
+        program->next_op = program->next_piece = 0;
+    return true;
+}
+
+/* After the last commands of a run: what the session will be when they have run. */
+static void note_end(struct metal_program *program) {
+    struct metal_session *session = program->session;
+    if (program->writes_kv)
+        metal_kv_changes(session, session->record.position);
+    for (uint32_t i = 0; i < program->samples; i++) {
+        session->record.position += session->record.rows;
+        session->record.rows = 1;
+        session->record.draws++;
+    }
+    session->token_posted = program->posts_token;
+    session->token_turn = 1 - session->turn;
+}
+
+/* While the GPU works: the step after this one, if nothing comes between, needs only to be committed. */
+static void encode_ahead(struct metal_program *program) {
+    struct metal_session *session = program->session;
+    uint32_t position = session->record.position;
+    struct run run = {.program = program, .ahead = true};
+    if (!program->is_step || session->running[session->turn] || !has_room(program, position))
+        return;
+    bool whole = encode(&run, position, NULL) && !program->backend->encoder->stopped;
+    program->next_op = program->next_piece = 0;
+    if (!whole)
+        return; /* the run that needs it will say why not */
+    session->encoded = program;
+    session->encoded_position = position;
+    session->encoded_moves = program->moves;
+}
+
+static bool is_encoded(const struct metal_program *program) {
+    const struct metal_session *session = program->session;
+    return session->encoded == program && session->encoded_position == session->record.position &&
+           session->encoded_moves == scratch_of(program)->moves;
+}
+
+/* Runs a program from where it was stopped for about `seconds`, if it may be stopped at all: only large ones
+ * keep what they have in memory that small ones do not use. */
+static bool go_on(struct metal_program *program, double seconds, bool *finished, struct calla_error *error) {
+    struct metal_session *session = program->session;
+    struct metal_backend *backend = program->backend;
+    struct run run = {
+        .program = program, .start = system_seconds(), .seconds = seconds, .may_stop = is_large(program)};
+    bool ready = is_encoded(program);
+    session->encoded = NULL;
+    session->token_posted = false;
+    struct calla_error why = {0};
+    if (!ready && !encode(&run, session->record.position, &why)) {
+        metal_session_lose(session, &why); /* a part of it may have run */
+        return metal_session_usable(session, error);
+    }
+    struct metal_encoder *encoder = backend->encoder;
+    *finished = ready || !encoder->stopped;
+    if (is_large(program))
+        backend->stopped = *finished ? NULL : program;
+    if (!*finished)
+        return true; /* nothing is encoded in the command buffer that was begun */
+    if (!commit_commands(session, error))
+        return false;
+    note_end(program);
+    encode_ahead(program);
+    return true;
+}
+
+/* The large program that was left before its end is run to its end: another needs the memory it works in. */
+static bool end_stopped(struct metal_backend *backend, struct calla_error *error) {
+    struct metal_program *program = backend->stopped;
+    bool finished = true;
+    if (program == NULL)
+        return true;
+    backend->stopped = NULL;
+    if (!metal_session_usable(program->session, NULL))
+        return true; /* its owner will hear of it */
+    if (!go_on(program, (double)INFINITY, &finished, NULL) && !metal_usable(backend, error))
+        return false;
+    program->ended = program->session->resets + 1;
+    return true;
+}
+
+void metal_give_up(struct metal_session *session) {
+    struct metal_program *stopped = session->backend->stopped;
+    if (stopped == NULL || stopped->session != session)
+        return;
+    stopped->next_op = stopped->next_piece = 0;
+    session->backend->stopped = NULL;
+}
+
+bool metal_run(struct device_session *base, struct program *compiled, double seconds, bool *finished,
+               struct calla_error *error) {
+    struct metal_session *session = (struct metal_session *)base;
+    struct metal_program *program = (struct metal_program *)compiled;
+    struct metal_backend *backend = session->backend;
+    *finished = true;
+    if (!metal_session_usable(session, error))
+        return false;
+    bool has_ended = program->ended == session->resets + 1;
+    program->ended = 0;
+    if (has_ended)
+        return true;
+    bool goes_on = backend->stopped == program;
+    if (!goes_on) {
+        program->next_op = program->next_piece = 0;
+        if (!has_room(program, session->record.position))
+            return binding_context_full(program->cache_rows, session->record.position, program->cache_limit,
+                                        error);
+        if (is_large(program) && !end_stopped(backend, error))
+            return false;
+        if (program->moves != scratch_of(program)->moves && !bind_to_scratch(program, error))
+            return false;
+    }
+    return go_on(program, seconds, finished, error);
+}
