@@ -1,0 +1,244 @@
+/* The delta layers on the GPU: convolution, gates, the recurrence, its gated norm, and their fusions. */
+#include "backend/metal/kernels/delta_parameters.h"
+#include "backend/metal/metal_encode.h"
+
+enum { SIMDGROUPS = 4, GROUP = SIMDGROUPS * METAL_SIMD_WIDTH };
+enum { SCAN_GATES = 300 }; /* function constant */
+
+static uint32_t groups_of(uint64_t count, uint32_t each) {
+    return (uint32_t)((count + each - 1) / each);
+}
+
+static struct metal_size threads(uint32_t count) {
+    return (struct metal_size){count, 1, 1};
+}
+
+/* Whether rows of this operand can be read four floats at a time. */
+static bool in_fours(const struct metal_operand *operand) {
+    return operand->offset % 16 == 0 && (operand->rows < 2 || operand->stride % 4 == 0);
+}
+
+/* ---- Parts of a workspace, as operands */
+
+static struct metal_operand part_of(const struct metal_operand *workspace, uint64_t *offset, uint32_t rows,
+                                    uint32_t columns) {
+    struct metal_operand part = *workspace;
+    part.offset += *offset;
+    part.dtype = DTYPE_F32;
+    part.rows = rows;
+    part.columns = part.stride = columns;
+    part.access = ACCESS_READ | ACCESS_WRITE;
+    *offset += (uint64_t)rows * columns * sizeof(float);
+    return part;
+}
+
+static struct metal_operand with_access(struct metal_operand operand, uint32_t access) {
+    operand.access = access;
+    return operand;
+}
+
+/* ---- Convolution */
+
+struct convolution {
+    const struct metal_operand *record, *x, *taps, *ring;
+    struct metal_operand q, k, v;
+};
+
+static bool conv_in_registers(const struct op_constants *c, const struct convolution *conv) {
+    return c->key_size == 128 && c->value_size == 128 && c->taps == 4 && in_fours(conv->x) &&
+           in_fours(conv->ring) && conv->taps->stride == 4 && in_fours(&conv->q) && in_fours(&conv->k) &&
+           in_fours(&conv->v);
+}
+
+static void encode_convolution(const struct op_constants *c, const struct convolution *conv,
+                               struct metal_encoder *encoder) {
+    struct conv_parameters parameters = {.rows = conv->x->rows,
+                                         .key_heads = c->key_heads,
+                                         .value_heads = c->value_heads,
+                                         .key_size = c->key_size,
+                                         .value_size = c->value_size,
+                                         .taps = c->taps,
+                                         .block = c->taps > 16 ? c->taps : 16,
+                                         .x_stride = conv->x->stride,
+                                         .taps_stride = conv->taps->stride,
+                                         .ring_stride = conv->ring->stride,
+                                         .q_stride = conv->q.stride,
+                                         .k_stride = conv->k.stride,
+                                         .v_stride = conv->v.stride,
+                                         .epsilon = c->l2_epsilon};
+    metal_use(encoder, conv_in_registers(c, conv) ? "delta_conv_128" : "delta_conv", NULL, 0);
+    metal_bind(encoder, 0, conv->record);
+    metal_bind(encoder, 1, conv->x);
+    metal_bind(encoder, 2, conv->taps);
+    metal_bind(encoder, 3, conv->ring);
+    metal_bind_output(encoder, 4, &conv->q);
+    metal_bind_output(encoder, 5, &conv->k);
+    metal_bind_output(encoder, 6, &conv->v);
+    metal_bind_bytes(encoder, 7, &parameters, sizeof parameters);
+    metal_launch(encoder,
+                 (struct metal_size){groups_of(2 * (uint64_t)c->key_heads + c->value_heads, SIMDGROUPS),
+                                     groups_of(parameters.rows, parameters.block), 1},
+                 threads(GROUP));
+}
+
+/* record, x, taps, ring, q, k, v */
+static void encode_conv_silu(const struct metal_op *op, struct metal_encoder *encoder) {
+    const struct metal_operand *operands = op->operands;
+    struct convolution conv = {&operands[0], &operands[1], &operands[2], &operands[3],
+                               operands[4],  operands[5],  operands[6]};
+    encode_convolution(&op->op->constants, &conv, encoder);
+}
+
+const struct metal_kernel metal_conv_silu[] = {{NULL, NULL, encode_conv_silu}};
+
+/* ---- Gates */
+
+/* a, b, A_log, dt_bias, decay, beta */
+static void encode_delta_gates(const struct metal_op *op, struct metal_encoder *encoder) {
+    const struct metal_operand *operands = op->operands;
+    struct gates_parameters parameters = {.rows = operands[0].rows,
+                                          .heads = operands[0].columns,
+                                          .a_stride = operands[0].stride,
+                                          .b_stride = operands[1].stride,
+                                          .decay_stride = operands[4].stride,
+                                          .beta_stride = operands[5].stride};
+    metal_use(encoder, "delta_gates", NULL, 0);
+    for (uint32_t i = 0; i < 4; i++)
+        metal_bind(encoder, i, &operands[i]);
+    metal_bind_output(encoder, 4, &operands[4]);
+    metal_bind_output(encoder, 5, &operands[5]);
+    metal_bind_bytes(encoder, 6, &parameters, sizeof parameters);
+    metal_launch(encoder, threads(groups_of((uint64_t)parameters.rows * parameters.heads, GROUP)),
+                 threads(GROUP));
+}
+
+const struct metal_kernel metal_delta_gates[] = {{NULL, NULL, encode_delta_gates}};
+
+/* ---- The recurrence, and what is fused with it */
+
+struct scan {
+    struct metal_operand q, k, v;
+    const struct metal_operand *decay, *beta;    /* or, with A_log and dt_bias, a and b */
+    const struct metal_operand *A_log, *dt_bias; /* or NULL */
+    const struct metal_operand *state, *y;
+};
+
+static void encode_scan(const struct op_constants *c, const struct scan *scan,
+                        struct metal_encoder *encoder) {
+    struct scan_parameters parameters = {.rows = scan->q.rows,
+                                         .key_heads = c->key_heads,
+                                         .value_heads = c->value_heads,
+                                         .key_size = c->key_size,
+                                         .value_size = c->value_size,
+                                         .q_stride = scan->q.stride,
+                                         .k_stride = scan->k.stride,
+                                         .v_stride = scan->v.stride,
+                                         .decay_stride = scan->decay->stride,
+                                         .beta_stride = scan->beta->stride,
+                                         .state_stride = scan->state->stride,
+                                         .y_stride = scan->y->stride};
+    struct metal_constant constants[] = {metal_bool(SCAN_GATES, scan->A_log != NULL)};
+    metal_use(encoder, "delta_scan", constants, 1);
+    metal_bind(encoder, 0, &scan->q);
+    metal_bind(encoder, 1, &scan->k);
+    metal_bind(encoder, 2, &scan->v);
+    metal_bind(encoder, 3, scan->decay);
+    metal_bind(encoder, 4, scan->beta);
+    metal_bind(encoder, 5, scan->A_log != NULL ? scan->A_log : scan->decay);
+    metal_bind(encoder, 6, scan->dt_bias != NULL ? scan->dt_bias : scan->beta);
+    metal_bind(encoder, 7, scan->state);
+    metal_bind_output(encoder, 8, scan->y);
+    metal_bind_bytes(encoder, 9, &parameters, sizeof parameters);
+    metal_launch(encoder, threads(groups_of((uint64_t)c->value_heads * c->value_size, SIMDGROUPS)),
+                 threads(GROUP));
+}
+
+/* The gated norm of y in place, once it is written. */
+static void encode_norm(const struct op_constants *c, const struct metal_operand *y,
+                        const struct metal_operand *z, const struct metal_operand *weight,
+                        struct metal_encoder *encoder) {
+    struct delta_norm_parameters parameters = {.rows = y->rows,
+                                               .heads = c->value_heads,
+                                               .size = c->value_size,
+                                               .y_stride = y->stride,
+                                               .z_stride = z->stride,
+                                               .epsilon = c->epsilon};
+    struct metal_operand in_place = with_access(*y, ACCESS_READ | ACCESS_WRITE);
+    metal_phase(encoder);
+    metal_use(encoder, "delta_norm", NULL, 0);
+    metal_bind(encoder, 0, &in_place);
+    metal_bind(encoder, 1, z);
+    metal_bind(encoder, 2, weight);
+    metal_bind_bytes(encoder, 3, &parameters, sizeof parameters);
+    metal_launch(encoder, threads(groups_of((uint64_t)y->rows * c->value_heads, SIMDGROUPS)), threads(GROUP));
+}
+
+/* q, k, v, decay, beta, state, y */
+static void encode_delta_scan(const struct metal_op *op, struct metal_encoder *encoder) {
+    const struct metal_operand *operands = op->operands;
+    struct scan scan = {.q = operands[0],
+                        .k = operands[1],
+                        .v = operands[2],
+                        .decay = &operands[3],
+                        .beta = &operands[4],
+                        .state = &operands[5],
+                        .y = &operands[6]};
+    encode_scan(&op->op->constants, &scan, encoder);
+}
+
+const struct metal_kernel metal_delta_scan[] = {{NULL, NULL, encode_delta_scan}};
+
+/* a, b, A_log, dt_bias, q, k, v, z, weight, state, y */
+static void encode_delta_tail(const struct metal_op *op, struct metal_encoder *encoder) {
+    const struct metal_operand *operands = op->operands;
+    struct scan scan = {.q = operands[4],
+                        .k = operands[5],
+                        .v = operands[6],
+                        .decay = &operands[0],
+                        .beta = &operands[1],
+                        .A_log = &operands[2],
+                        .dt_bias = &operands[3],
+                        .state = &operands[9],
+                        .y = &operands[10]};
+    encode_scan(&op->op->constants, &scan, encoder);
+    encode_norm(&op->op->constants, &operands[10], &operands[7], &operands[8], encoder);
+}
+
+const struct metal_kernel metal_delta_tail[] = {{NULL, NULL, encode_delta_tail}};
+
+/* ---- The whole of it for one token */
+
+/* q, k and v */
+static uint64_t delta_step_workspace(const struct metal_op *op, const struct metal_encoder *encoder) {
+    (void)encoder;
+    return (uint64_t)op->operands[1].columns * sizeof(float);
+}
+
+/* record, qkv, a, b, taps, A_log, dt_bias, z, weight, ring, state, y: one part after the other */
+static void encode_delta_step(const struct metal_op *op, struct metal_encoder *encoder) {
+    const struct metal_operand *operands = op->operands;
+    const struct op_constants *c = &op->op->constants;
+    uint64_t used = 0;
+    struct convolution conv = {&operands[0],
+                               &operands[1],
+                               &operands[4],
+                               &operands[9],
+                               part_of(&op->workspace, &used, 1, c->key_heads * c->key_size),
+                               part_of(&op->workspace, &used, 1, c->key_heads * c->key_size),
+                               part_of(&op->workspace, &used, 1, c->value_heads * c->value_size)};
+    encode_convolution(c, &conv, encoder);
+    struct scan scan = {.q = with_access(conv.q, ACCESS_READ),
+                        .k = with_access(conv.k, ACCESS_READ),
+                        .v = with_access(conv.v, ACCESS_READ),
+                        .decay = &operands[2],
+                        .beta = &operands[3],
+                        .A_log = &operands[5],
+                        .dt_bias = &operands[6],
+                        .state = &operands[10],
+                        .y = &operands[11]};
+    metal_phase(encoder);
+    encode_scan(c, &scan, encoder);
+    encode_norm(c, &operands[11], &operands[7], &operands[8], encoder);
+}
+
+const struct metal_kernel metal_delta_step[] = {{NULL, delta_step_workspace, encode_delta_step}};
