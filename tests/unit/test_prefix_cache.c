@@ -5,7 +5,8 @@
 #include "engine/engine.h"
 #include "engine/prefix_cache.h"
 
-#define MODEL "models/calla-tiny"
+/* A small model, since some ten thousand tokens are read; test_snapshots has the bundled one. */
+#define MODEL "tests/data/forward"
 #define LONGEST 4000
 
 static int32_t texts[8][LONGEST];
@@ -165,7 +166,11 @@ static void random_histories(void **state) {
     (void)state;
     uint64_t random = 11;
     for (int budget = 0; budget < 2; budget++) {
-        struct calla_model *plain = open_model(0), *cached = open_model(budget == 0 ? 3u << 20 : 1u << 30);
+        struct calla_model *plain = open_model(0);
+        struct calla_model_info info;
+        calla_model_info(plain, &info);
+        uint64_t tight = 2 * info.session_bytes + 700 * info.bytes_per_position;
+        struct calla_model *cached = open_model(budget == 0 ? tight : (uint64_t)1 << 30);
         struct calla_session *fresh = session_of(plain),
                              *sessions[2] = {session_of(cached), session_of(cached)};
         size_t bytes = plain->config.vocabulary * sizeof(float);
@@ -206,6 +211,9 @@ static void random_histories(void **state) {
             memcpy(known[known_count], text, count * sizeof *text);
             counts[known_count++] = count;
         }
+        struct calla_cache_info cache;
+        calla_cache_info(cached, &cache);
+        assert_true(budget == 0 ? cache.evicted > 5 : cache.evicted == 0);
         calla_session_close(fresh);
         calla_session_close(sessions[0]);
         calla_session_close(sessions[1]);
