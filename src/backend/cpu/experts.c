@@ -11,48 +11,50 @@
 /* Rows of x that the router takes at a time. */
 #define ROUTER_ROWS 32
 
-/* The router: with one row, a unit is a panel of experts and the choice comes when all logits are there; with
- * more, a unit is ROUTER_ROWS rows. Logits stay float32: a rounded one can change the chosen experts. */
+/* The router: with one row, a unit is a panel, and the choice comes when all logits are there; with more, a
+ * unit is ROUTER_ROWS rows. The panels are those of the experts, then one for the shared expert's gate.
+ * Logits stay float32: a rounded one can change the chosen experts. */
+static size_t router_panels(const struct cpu_task *task) {
+    return panels_of(task->op->op.constants.experts) + 1;
+}
+
 static size_t router_units(const struct cpu_task *task) {
     size_t rows = task->op->views[0].rows;
-    return rows == 1 ? panels_of(task->op->op.constants.experts) : (rows + ROUTER_ROWS - 1) / ROUTER_ROWS;
+    return rows == 1 ? router_panels(task) : (rows + ROUTER_ROWS - 1) / ROUTER_ROWS;
 }
 
-/* Rows from `first` of what a matrix of the router multiplies. */
-static struct operand_rows router_input(const struct cpu_task *task, const struct view *matrix,
-                                        size_t first) {
-    struct operand_rows input = input_for(task, matrix);
-    input.data += first * input.row_bytes;
-    return input;
+/* Of one row of x: those of all experts, and the gate's. */
+static size_t router_logit_count(const struct cpu_task *task) {
+    return task->op->op.constants.experts + (size_t)1;
 }
 
-/* logits[count][E] of rows [first, first + count) of x, for the panels [begin, end) of experts. */
+/* logits[count][router_logit_count] of rows [first, first + count) of x, those of panels [begin, end). */
 static void router_logits(const struct cpu_task *task, size_t first, size_t count, size_t begin, size_t end,
                           float *logits) {
-    const struct view *router = after_input(task->op);
-    struct operand_rows input = router_input(task, router, first);
+    const struct view *router = after_input(task->op), *gate = router + 1;
     float *products = task->workspace;
-    void *panel = (char *)task->workspace + BATCH_BYTES;
-    for (size_t expert = begin * PANEL_ROWS; expert < end * PANEL_ROWS; expert += PANEL_ROWS) {
-        size_t rows = least(router->rows - expert, PANEL_ROWS);
-        multiply(task, router, expert, rows, &input, NULL, count, products, panel);
+    void *memory = (char *)task->workspace + BATCH_BYTES;
+    for (size_t panel = begin; panel < end; panel++) {
+        bool is_gate = panel == panels_of(router->rows);
+        const struct view *matrix = is_gate ? gate : router;
+        size_t row = is_gate ? 0 : panel * PANEL_ROWS, rows = least(matrix->rows - row, PANEL_ROWS);
+        struct operand_rows input = input_for(task, matrix);
+        input.data += first * input.row_bytes;
+        multiply(task, matrix, row, rows, &input, NULL, count, products, memory);
         for (size_t i = 0; i < count; i++)
-            for (size_t r = 0; r < rows; r++)
-                logits[i * router->rows + expert + r] = products[i * PANEL_ROWS + r];
+            memcpy(logits + i * router_logit_count(task) + (is_gate ? router->rows : row),
+                   products + i * PANEL_ROWS, rows * sizeof *logits);
     }
 }
 
-/* ids and scores of rows [first, first + count) of x. */
+/* ids and scores of rows [first, first + count) of x; the logits are overwritten. */
 static void router_choose(const struct cpu_task *task, size_t first, size_t count, float *logits) {
-    const struct view *gate = after_input(task->op) + 1, *ids = gate + 1, *scores_view = gate + 2;
+    const struct view *ids = after_input(task->op) + 2, *scores_view = ids + 1;
     size_t experts = task->op->op.constants.experts, chosen = task->op->op.constants.experts_per_token;
-    struct operand_rows input = router_input(task, gate, first);
-    float *products = task->workspace;
-    multiply(task, gate, 0, 1, &input, NULL, count, products, (char *)task->workspace + BATCH_BYTES);
     for (size_t i = 0; i < count; i++) {
-        float *scores = float_row(scores_view, first + i);
-        route_row(logits + i * experts, experts, chosen, int_row(ids, first + i), scores);
-        scores[chosen] = sigmoid(products[i * PANEL_ROWS]);
+        float *row = logits + i * router_logit_count(task), *scores = float_row(scores_view, first + i);
+        scores[chosen] = sigmoid(row[experts]);
+        route_row(row, experts, chosen, int_row(ids, first + i), scores);
     }
 }
 
@@ -70,7 +72,7 @@ static void router_run(const struct cpu_task *task, size_t begin, size_t end) {
     float *logits = (float *)((char *)task->workspace + BATCH_BYTES + PANEL_BYTES);
     for (size_t unit = begin; unit < end; unit++) {
         size_t first = unit * ROUTER_ROWS, count = least(x->rows - first, ROUTER_ROWS);
-        router_logits(task, first, count, 0, panels_of(task->op->op.constants.experts), logits);
+        router_logits(task, first, count, 0, router_panels(task), logits);
         router_choose(task, first, count, logits);
     }
 }
@@ -81,14 +83,13 @@ static void router_finish(const struct cpu_task *task) {
 }
 
 static size_t router_shared(const struct cpu_task *task) {
-    size_t logits = task->op->views[0].rows == 1 ? task->op->op.constants.experts * sizeof(float) : 0;
+    size_t logits = task->op->views[0].rows == 1 ? router_logit_count(task) * sizeof(float) : 0;
     return (input_shared(task) + 63) / 64 * 64 + logits;
 }
 
 static size_t router_workspace(const struct cpu_task *task) {
     size_t products = BATCH_BYTES + PANEL_BYTES;
-    return larger(products + ROUTER_ROWS * task->op->op.constants.experts * sizeof(float),
-                  input_workspace(task));
+    return larger(products + ROUTER_ROWS * router_logit_count(task) * sizeof(float), input_workspace(task));
 }
 
 const struct cpu_op cpu_router = {
@@ -204,10 +205,13 @@ static size_t gate_up_units(const struct cpu_task *task) {
 }
 
 /* silu(gate x) up x of `rows` rows of two matrices from row `first`, for `count` rows of input; into
- * memory->first, [count][PANEL_ROWS]. */
-static void gate_up_products(const struct cpu_task *task, const struct view *gate, const struct view *up,
-                             size_t first, size_t rows, size_t row, const uint32_t *index, size_t count) {
+ * memory->first, [count][PANEL_ROWS]. Up to row `end` others follow. */
+static void gate_up_products(const struct cpu_task *task, const struct view *gates, const struct view *ups,
+                             size_t first, size_t rows, size_t end, size_t row, const uint32_t *index,
+                             size_t count) {
     struct expert_workspace *memory = task->workspace;
+    struct view gate_until_end = until_row(gates, end), up_until_end = until_row(ups, end);
+    const struct view *gate = &gate_until_end, *up = &up_until_end;
     struct operand_rows gate_input = input_for(task, gate), up_input = input_for(task, up);
     gate_input.data += row * gate_input.row_bytes;
     up_input.data += row * up_input.row_bytes;
@@ -217,6 +221,22 @@ static void gate_up_products(const struct cpu_task *task, const struct view *gat
         task->kernels->vector->swiglu(memory->first + i, memory->second + i, memory->first + i, rows);
 }
 
+static void gate_up_read_ahead(const struct cpu_task *task, size_t begin, bool running) {
+    const struct view *ids = after_input(task->op), *matrices = gate_up_matrices(task);
+    size_t shared_panels = panels_of(matrices[5].columns), panels = panels_of(matrices[4].columns);
+    bool shared = begin < shared_panels;
+    size_t row = begin * PANEL_ROWS;
+    if (!shared && (!running || gate_up_is_sorted(task)))
+        return; /* the router has not chosen yet; many rows take long enough */
+    if (!shared) {
+        struct routing routing = routing_of(ids, false);
+        row = group_at(&routing, (begin - shared_panels) / panels).expert * matrices[4].columns +
+              (begin - shared_panels) % panels * PANEL_ROWS;
+    }
+    read_ahead_rows(&matrices[shared ? 2 : 0], row);
+    read_ahead_rows(&matrices[shared ? 3 : 1], row);
+}
+
 static void gate_up_run(const struct cpu_task *task, size_t begin, size_t end) {
     const struct view *x = &task->op->views[0], *ids = after_input(task->op);
     const struct view *matrices = gate_up_matrices(task), *routed = &matrices[4], *shared = &matrices[5];
@@ -224,11 +244,15 @@ static void gate_up_run(const struct cpu_task *task, size_t begin, size_t end) {
     struct expert_workspace *memory = task->workspace;
     size_t shared_panels = panels_of(shared->columns), panels = panels_of(routed->columns);
     for (size_t unit = begin; unit < end; unit++) {
+        /* The next matrices are read ahead here, the next rows of one within the products. */
+        if (unit + 1 < end && unit + 1 >= shared_panels && (unit + 1 - shared_panels) % panels == 0)
+            gate_up_read_ahead(task, unit + 1, true);
         if (unit < shared_panels) {
             size_t column = unit * PANEL_ROWS, rows = least(shared->columns - column, PANEL_ROWS);
             for (size_t row = 0, count; row < x->rows; row += count) {
                 count = least(x->rows - row, BATCH_ROWS);
-                gate_up_products(task, &matrices[2], &matrices[3], column, rows, row, NULL, count);
+                gate_up_products(task, &matrices[2], &matrices[3], column, rows, end * PANEL_ROWS, row, NULL,
+                                 count);
                 for (size_t i = 0; i < count; i++)
                     memcpy(float_row(shared, row + i) + column, memory->first + i * PANEL_ROWS,
                            rows * sizeof(float));
@@ -237,13 +261,14 @@ static void gate_up_run(const struct cpu_task *task, size_t begin, size_t end) {
         }
         struct group group = group_at(&routing, (unit - shared_panels) / panels);
         size_t column = (unit - shared_panels) % panels * PANEL_ROWS;
-        size_t rows = least(routed->columns - column, PANEL_ROWS);
+        size_t rows = least(routed->columns - column, PANEL_ROWS), first_row = group.expert * routed->columns;
+        size_t end_row = first_row + least(routed->columns, column + (end - unit) * PANEL_ROWS);
         for (size_t done = 0, count; done < group.count; done += count) {
             count = least(group.count - done, BATCH_ROWS);
             for (size_t i = 0; i < count; i++)
                 memory->index[i] = (uint32_t)(pair_at(&routing, group.first + done + i) / ids->columns);
-            gate_up_products(task, &matrices[0], &matrices[1], group.expert * routed->columns + column, rows,
-                             0, memory->index, count);
+            gate_up_products(task, &matrices[0], &matrices[1], first_row + column, rows, end_row, 0,
+                             memory->index, count);
             for (size_t i = 0; i < count; i++)
                 memcpy(float_row(routed, pair_at(&routing, group.first + done + i)) + column,
                        memory->first + i * PANEL_ROWS, rows * sizeof(float));
@@ -254,6 +279,7 @@ static void gate_up_run(const struct cpu_task *task, size_t begin, size_t end) {
 const struct cpu_op cpu_expert_gate_up = {
     .units = gate_up_units,
     .run = gate_up_run,
+    .read_ahead = gate_up_read_ahead,
     .prepare_units = input_prepare_units,
     .prepare = input_prepare,
     .shared_bytes = input_shared,
@@ -323,15 +349,17 @@ static void down_run(const struct cpu_task *task, size_t begin, size_t end) {
         index[position] = (uint32_t)pair_at(&routing, position);
         position_of[index[position]] = (uint32_t)position;
     }
+    struct view shared_until_end = until_row(&matrices[1], end * PANEL_ROWS);
     for (size_t unit = begin; unit < end; unit++) {
         size_t column = unit * PANEL_ROWS, rows = least(hidden - column, PANEL_ROWS);
         for (size_t g = 0; g < group_count(task, sorted); g++) {
             struct group group = group_at(&routing, g);
+            struct view until_end = until_row(&matrices[0], group.expert * hidden + end * PANEL_ROWS);
             if (group.count > 0)
-                multiply(task, &matrices[0], group.expert * hidden + column, rows, &routed_input,
+                multiply(task, &until_end, group.expert * hidden + column, rows, &routed_input,
                          index + group.first, group.count, products + group.first * PANEL_ROWS, panel);
         }
-        multiply(task, &matrices[1], column, rows, &shared_input, NULL, y->rows, from_shared, panel);
+        multiply(task, &shared_until_end, column, rows, &shared_input, NULL, y->rows, from_shared, panel);
         for (size_t t = 0; t < y->rows; t++) {
             const float *weights = float_row(scores, t);
             float sums[PANEL_ROWS] = {0};
@@ -347,9 +375,20 @@ static void down_run(const struct cpu_task *task, size_t begin, size_t end) {
     }
 }
 
+static void down_read_ahead(const struct cpu_task *task, size_t begin, bool running) {
+    (void)running; /* the router's choice is two phases old */
+    const struct view *matrices = down_matrices(task), *ids = &task->op->views[2];
+    if (down_is_sorted(task))
+        return;
+    for (size_t k = 0; k < ids->columns; k++)
+        read_ahead_rows(&matrices[0], (size_t)int_row(ids, 0)[k] * matrices[2].columns + begin * PANEL_ROWS);
+    read_ahead_rows(&matrices[1], begin * PANEL_ROWS);
+}
+
 const struct cpu_op cpu_expert_down = {
     .units = down_units,
     .run = down_run,
+    .read_ahead = down_read_ahead,
     .prepare_units = down_prepare_units,
     .prepare = down_prepare,
     .shared_bytes = down_shared,

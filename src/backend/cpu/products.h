@@ -57,6 +57,16 @@ static inline void prepare_rows(const struct cpu_task *task, const struct view *
                                                      (char *)prepared + row * bytes);
 }
 
+/* The weight as far as row `end`: kernels read ahead within it. */
+static inline struct view until_row(const struct view *matrix, size_t end) {
+    struct view view = *matrix;
+    view.rows = (uint32_t)least(view.rows, end);
+    return view;
+}
+
+/* Asks the memory for the first rows of a 4-bit weight from `row` on, as many as kernels read ahead. */
+void read_ahead_rows(const struct view *matrix, size_t row);
+
 /* `rows` rows of `matrix` from `first` times `count` rows of input, into out[count][PANEL_ROWS]. */
 static inline void multiply(const struct cpu_task *task, const struct view *matrix, size_t first, size_t rows,
                             const struct operand_rows *x, const uint32_t *index, size_t count, float *out,

@@ -35,15 +35,16 @@ struct float_target {
     bool rounded;
 };
 
+ALWAYS_INLINE __m512 as_rounded(__m512 weights, bool rounded) {
+    if (!rounded)
+        return weights;
+    return _mm512_castsi512_ps(_mm512_and_si512(round_to_bf16(weights), _mm512_set1_epi32(-65536)));
+}
+
 ALWAYS_INLINE void put_float(void *argument, size_t column, __m512 even, __m512 odd) {
     const struct float_target *target = argument;
-    if (target->rounded) {
-        const __m512i high = _mm512_set1_epi32(-65536);
-        even = _mm512_castsi512_ps(_mm512_and_si512(round_to_bf16(even), high));
-        odd = _mm512_castsi512_ps(_mm512_and_si512(round_to_bf16(odd), high));
-    }
-    _mm512_store_ps(target->weights + column * PANEL_ROWS, even);
-    _mm512_store_ps(target->weights + (column + 1) * PANEL_ROWS, odd);
+    _mm512_store_ps(target->weights + column * PANEL_ROWS, as_rounded(even, target->rounded));
+    _mm512_store_ps(target->weights + (column + 1) * PANEL_ROWS, as_rounded(odd, target->rounded));
 }
 
 ALWAYS_INLINE void unpack_stripe(const struct view *matrix, const struct stripe *stripe, size_t number,
@@ -78,7 +79,55 @@ ALWAYS_INLINE void multiply_columns(size_t count, const struct block_panel *pane
 
 #include "backend/cpu/kernels/avx512_tiles.h"
 
+/* A stripe's products with one input. */
+struct float_sum {
+    __m512 y;
+    const float *input; /* of the block */
+    size_t columns;
+    bool rounded;
+};
+
+ALWAYS_INLINE void add_column(struct float_sum *sum, size_t column, __m512 weights) {
+    if (column < sum->columns) /* those past the end would be zeros times whatever lies behind the input */
+        sum->y =
+            _mm512_fmadd_ps(as_rounded(weights, sum->rounded), _mm512_set1_ps(sum->input[column]), sum->y);
+}
+
+ALWAYS_INLINE void add_columns(void *argument, size_t column, __m512 even, __m512 odd) {
+    add_column(argument, column, even);
+    add_column(argument, column + 1, odd);
+}
+
+/* With one input (decoding), weights meet it as they are unpacked: the same sums. */
+ALWAYS_INLINE void multiply_one(const struct view *matrix, size_t first, size_t rows,
+                                const struct operand_rows *x, const uint32_t *index, bool rounded, float *out,
+                                struct block_panel *panel) {
+    struct stripe stripes[STRIPES];
+    __m512 y[STRIPES];
+    size_t used = rows > STRIPE_ROWS ? STRIPES : 1;
+    for (size_t s = 0; s < used; s++) {
+        stripe_init(&stripes[s], matrix, first, rows, s);
+        y[s] = _mm512_setzero_ps();
+    }
+    for (size_t column = 0; column < matrix->columns; column += BLOCK_COLUMNS) {
+        size_t left = matrix->columns - column, columns = left < BLOCK_COLUMNS ? left : BLOCK_COLUMNS;
+        const float *input = find_input(panel, x, input_row(x, index, 0), 0, column, columns);
+        for (size_t s = 0; s < used; s++) {
+            struct float_sum sum = {y[s], input, columns, rounded};
+            unpack_weights(matrix, &stripes[s], s, column, columns, &panel->scales, add_columns, &sum);
+            y[s] = sum.y;
+        }
+    }
+    for (size_t s = 0; s < used; s++)
+        _mm512_store_ps(out + s * STRIPE_ROWS, y[s]);
+}
+
 void avx512_multiply_float(const struct view *matrix, size_t first, size_t rows, const struct operand_rows *x,
                            const uint32_t *index, size_t count, float *out, void *scratch) {
-    multiply_blocks(matrix, first, rows, x, index, count, out, scratch);
+    if (count > 1)
+        multiply_blocks(matrix, first, rows, x, index, count, out, scratch);
+    else if (x->format == OPERAND_BF16)
+        multiply_one(matrix, first, rows, x, index, true, out, scratch);
+    else
+        multiply_one(matrix, first, rows, x, index, false, out, scratch);
 }

@@ -135,26 +135,40 @@ ALWAYS_INLINE __m512i sum_lane_pairs(__m512i a, __m512i b) {
     return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
 }
 
-/* A stripe with one or two inputs. While it is multiplied the next one is read ahead, in the same order: the
- * processor would not foresee 16 rows 1 KB apart. */
+/* Where the rows after a stripe lie. While it is multiplied they are read ahead, in the order in which they
+ * will be used: the processor would not foresee 16 rows 1 KB apart. */
+struct next_stripe {
+    const char *codes, *scales, *offsets;
+    size_t row_bytes;
+};
+
+ALWAYS_INLINE void read_ahead_block(const struct next_stripe *next, size_t block) {
+    for (size_t i = 0; i < STRIPE_ROWS; i++)
+        _mm_prefetch(next->codes + i * next->row_bytes + (block + 1) * BLOCK_BYTES - 1, _MM_HINT_T0);
+    _mm_prefetch(next->scales + block * 64, _MM_HINT_T0);
+    _mm_prefetch(next->offsets + block * 64, _MM_HINT_T0);
+}
+
+/* A stripe with one or two inputs. */
 ALWAYS_INLINE void multiply_stripe(size_t count, const struct view *matrix, const struct stripe *stripe,
                                    const struct int8_input *inputs, struct panel_scales *panel, float *out) {
     const __m512i low_half = _mm512_set1_epi8(15);
     size_t groups = matrix->columns / DTYPE_AFFINE_GROUP;
     bool short_scale = matrix->scale_dtype != DTYPE_F32;
     bool last = stripe->rows[STRIPE_ROWS - 1] + 1 >= matrix->rows;
-    size_t row_bytes = groups * (DTYPE_AFFINE_GROUP / 2);
-    const unsigned char *next = stripe->codes[0] + (last ? 0 : STRIPE_ROWS * row_bytes);
-    size_t next_scales = (stripe->rows[0] + (last ? 0 : STRIPE_ROWS)) * groups * 2;
+    size_t row_bytes = groups * (DTYPE_AFFINE_GROUP / 2), blocks = (groups + 1) / 2;
+    size_t next_row = stripe->rows[0] + (last ? 0 : STRIPE_ROWS);
+    struct next_stripe next = {(const char *)matrix->bytes + next_row * row_bytes,
+                               (const char *)matrix->scales + next_row * groups * 2,
+                               (const char *)matrix->biases + next_row * groups * 2, row_bytes};
+    read_ahead_block(&next, 0); /* so that the memory is busy while the scales are turned */
     __m512 y[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
     for (size_t begin = 0; begin < groups; begin += SCALE_GROUPS) {
         panel_scales_load(panel, stripe, 0, matrix, begin);
         for (size_t g = begin; g < groups && g < begin + SCALE_GROUPS; g += 2) {
             size_t block = g / 2;
-            for (size_t i = 0; i < STRIPE_ROWS; i++)
-                _mm_prefetch((const char *)next + i * row_bytes + (block + 1) * BLOCK_BYTES - 1, _MM_HINT_T0);
-            _mm_prefetch((const char *)matrix->scales + next_scales + block * 64, _MM_HINT_T0);
-            _mm_prefetch((const char *)matrix->biases + next_scales + block * 64, _MM_HINT_T0);
+            if (block + 1 < blocks)
+                read_ahead_block(&next, block + 1);
             __mmask16 present = lanes16((groups - g) * 8);
             __m512i even[2], odd[2], quads[2][4];
             for (size_t i = 0; i < count; i++) {
