@@ -3,7 +3,7 @@
 #include "backend/metal/metal_encode.h"
 
 enum { SIMDGROUPS = 4, GROUP = SIMDGROUPS * METAL_SIMD_WIDTH };
-enum { SCAN_GATES = 300 }; /* function constant */
+enum { SCAN_GATES = 300, SCAN_128_GATES = 301, STEP_CONVOLVES = 302 }; /* function constants */
 
 static uint32_t groups_of(uint64_t count, uint32_t each) {
     return (uint32_t)((count + each - 1) / each);
@@ -123,6 +123,11 @@ struct scan {
     const struct metal_operand *state, *y;
 };
 
+/* Whether the kernels for keys of 128 can take it. */
+static bool scan_fits_128(const struct op_constants *c, const struct scan *scan) {
+    return c->key_size == 128 && in_fours(&scan->q) && in_fours(&scan->k) && in_fours(scan->state);
+}
+
 static void encode_scan(const struct op_constants *c, const struct scan *scan,
                         struct metal_encoder *encoder) {
     struct scan_parameters parameters = {.rows = scan->q.rows,
@@ -137,8 +142,14 @@ static void encode_scan(const struct op_constants *c, const struct scan *scan,
                                          .beta_stride = scan->beta->stride,
                                          .state_stride = scan->state->stride,
                                          .y_stride = scan->y->stride};
-    struct metal_constant constants[] = {metal_bool(SCAN_GATES, scan->A_log != NULL)};
-    metal_use(encoder, "delta_scan", constants, 1);
+    bool fused = scan->A_log != NULL, fast = scan_fits_128(c, scan);
+    bool blocks = fast && metal_policy(encoder)->delta_scan == 1;
+    struct metal_constant constants[] = {metal_bool(fast ? SCAN_128_GATES : SCAN_GATES, fused)};
+    metal_use(encoder,
+              blocks ? "delta_scan_block"
+              : fast ? "delta_scan_register"
+                     : "delta_scan",
+              constants, 1);
     metal_bind(encoder, 0, &scan->q);
     metal_bind(encoder, 1, &scan->k);
     metal_bind(encoder, 2, &scan->v);
@@ -149,8 +160,12 @@ static void encode_scan(const struct op_constants *c, const struct scan *scan,
     metal_bind(encoder, 7, scan->state);
     metal_bind_output(encoder, 8, scan->y);
     metal_bind_bytes(encoder, 9, &parameters, sizeof parameters);
-    metal_launch(encoder, threads(groups_of((uint64_t)c->value_heads * c->value_size, SIMDGROUPS)),
-                 threads(GROUP));
+    if (fast) /* 32 rows of the state a group: four or, as matrices, eight a simdgroup */
+        metal_launch(encoder, (struct metal_size){groups_of(c->value_size, 32), c->value_heads, 1},
+                     threads(blocks ? 128 : 256));
+    else
+        metal_launch(encoder, threads(groups_of((uint64_t)c->value_heads * c->value_size, SIMDGROUPS)),
+                     threads(GROUP));
 }
 
 /* The gated norm of y in place, once it is written. */
@@ -188,6 +203,66 @@ static void encode_delta_scan(const struct metal_op *op, struct metal_encoder *e
 
 const struct metal_kernel metal_delta_scan[] = {{NULL, NULL, encode_delta_scan}};
 
+/* ---- The tail for one token in one launch: q, k and v from `conv`, or there already */
+
+/* record, x, a, b, taps, A_log, dt_bias, z, weight, ring, state, y, q, k, v */
+enum { STEP_OPERANDS = 15 };
+
+/* Whether heads and vectors are what the kernel is made for. */
+static bool step_fits(const struct op_constants *c, const struct metal_operand *const *operands) {
+    if (c->key_size != 128 || c->value_size != 128)
+        return false;
+    for (uint32_t i = 0; i < STEP_OPERANDS; i++)
+        if (i != 0 && i != 2 && i != 3 && operands[i] != NULL && !in_fours(operands[i]))
+            return false;
+    return true;
+}
+
+/* Operands that are NULL are not used. */
+static void encode_step(const struct op_constants *c, const struct metal_operand *const *operands,
+                        struct metal_encoder *encoder) {
+    bool convolves = operands[1] != NULL;
+    const struct metal_operand *state = operands[10];
+    struct step_parameters parameters = {.key_heads = c->key_heads,
+                                         .value_heads = c->value_heads,
+                                         .ring_stride = convolves ? operands[9]->stride : 0,
+                                         .state_stride = state->stride,
+                                         .l2_epsilon = c->l2_epsilon,
+                                         .epsilon = c->epsilon};
+    struct metal_constant constants[] = {metal_bool(STEP_CONVOLVES, convolves)};
+    metal_use(encoder, "delta_step", constants, 1);
+    struct metal_operand unused = with_access(*operands[2], ACCESS_READ); /* what is read in any case */
+    for (uint32_t i = 0; i < STEP_OPERANDS; i++)
+        if (i == 11)
+            metal_bind_output(encoder, i, operands[i]);
+        else
+            metal_bind(encoder, i, operands[i] != NULL ? operands[i] : &unused);
+    metal_bind_bytes(encoder, STEP_OPERANDS, &parameters, sizeof parameters);
+    metal_launch(encoder, threads(c->value_heads), threads(256));
+}
+
+/* a, b, A_log, dt_bias, q, k, v, z, weight, state, y of one row */
+static void tail_operands(const struct metal_op *op, const struct metal_operand *operands[STEP_OPERANDS]) {
+    const struct metal_operand *o = op->operands;
+    const struct metal_operand *const found[STEP_OPERANDS] = {
+        NULL, NULL, &o[0], &o[1], NULL, &o[2], &o[3], &o[7], &o[8], NULL, &o[9], &o[10], &o[4], &o[5], &o[6]};
+    for (uint32_t i = 0; i < STEP_OPERANDS; i++)
+        operands[i] = found[i];
+}
+
+static bool delta_tail_at_once_fits(const struct metal_op *op, const struct metal_encoder *encoder) {
+    (void)encoder;
+    const struct metal_operand *operands[STEP_OPERANDS];
+    tail_operands(op, operands);
+    return op->operands[0].rows == 1 && step_fits(&op->op->constants, operands);
+}
+
+static void encode_delta_tail_at_once(const struct metal_op *op, struct metal_encoder *encoder) {
+    const struct metal_operand *operands[STEP_OPERANDS];
+    tail_operands(op, operands);
+    encode_step(&op->op->constants, operands, encoder);
+}
+
 /* a, b, A_log, dt_bias, q, k, v, z, weight, state, y */
 static void encode_delta_tail(const struct metal_op *op, struct metal_encoder *encoder) {
     const struct metal_operand *operands = op->operands;
@@ -204,9 +279,29 @@ static void encode_delta_tail(const struct metal_op *op, struct metal_encoder *e
     encode_norm(&op->op->constants, &operands[10], &operands[7], &operands[8], encoder);
 }
 
-const struct metal_kernel metal_delta_tail[] = {{NULL, NULL, encode_delta_tail}};
+const struct metal_kernel metal_delta_tail[] = {{delta_tail_at_once_fits, NULL, encode_delta_tail_at_once},
+                                                {NULL, NULL, encode_delta_tail}};
 
-/* ---- The whole of it for one token */
+/* ---- The whole of it for one token: record, qkv, a, b, taps, A_log, dt_bias, z, weight, ring, state, y */
+
+static void step_operands(const struct metal_op *op, const struct metal_operand *operands[STEP_OPERANDS]) {
+    for (uint32_t i = 0; i < STEP_OPERANDS; i++)
+        operands[i] = i < 12 ? &op->operands[i] : NULL;
+}
+
+static bool delta_step_at_once_fits(const struct metal_op *op, const struct metal_encoder *encoder) {
+    (void)encoder;
+    const struct metal_operand *operands[STEP_OPERANDS];
+    step_operands(op, operands);
+    return op->op->constants.taps == 4 && op->operands[4].stride == 4 &&
+           step_fits(&op->op->constants, operands);
+}
+
+static void encode_delta_step_at_once(const struct metal_op *op, struct metal_encoder *encoder) {
+    const struct metal_operand *operands[STEP_OPERANDS];
+    step_operands(op, operands);
+    encode_step(&op->op->constants, operands, encoder);
+}
 
 /* q, k and v */
 static uint64_t delta_step_workspace(const struct metal_op *op, const struct metal_encoder *encoder) {
@@ -214,7 +309,7 @@ static uint64_t delta_step_workspace(const struct metal_op *op, const struct met
     return (uint64_t)op->operands[1].columns * sizeof(float);
 }
 
-/* record, qkv, a, b, taps, A_log, dt_bias, z, weight, ring, state, y: one part after the other */
+/* One part after the other. */
 static void encode_delta_step(const struct metal_op *op, struct metal_encoder *encoder) {
     const struct metal_operand *operands = op->operands;
     const struct op_constants *c = &op->op->constants;
@@ -241,4 +336,5 @@ static void encode_delta_step(const struct metal_op *op, struct metal_encoder *e
     encode_norm(c, &operands[11], &operands[7], &operands[8], encoder);
 }
 
-const struct metal_kernel metal_delta_step[] = {{NULL, delta_step_workspace, encode_delta_step}};
+const struct metal_kernel metal_delta_step[] = {{delta_step_at_once_fits, NULL, encode_delta_step_at_once},
+                                                {NULL, delta_step_workspace, encode_delta_step}};

@@ -24,6 +24,11 @@ struct scan_parameters {
     uint32_t state_stride, y_stride;
 };
 
+struct step_parameters {
+    uint32_t key_heads, value_heads, ring_stride, state_stride;
+    float l2_epsilon, epsilon;
+};
+
 struct delta_norm_parameters {
     uint32_t rows, heads, size, y_stride, z_stride;
     float epsilon;
