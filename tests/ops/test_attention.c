@@ -247,6 +247,76 @@ static void attention_row_by_row(void **state) {
     bench_close(&chunk);
 }
 
+/* Heads of 256, for which there are fast kernels: one token and several, few positions and so many that they
+ * are worked on in parts, the last rows of the cache, groups of all sizes that share a KV head. */
+static void attention_of_large_heads(void **state) {
+    (void)state;
+    enum { SIZE = 256, MOST = 1301 };
+    static const struct {
+        uint32_t rows, heads, kv_heads, position, limit;
+        enum dtype cache;
+    } cases[] = {
+        {1, 8, 1, 0, 1, DTYPE_BF16},      {1, 4, 2, 75, 80, DTYPE_F32},    {1, 16, 2, 1300, MOST, DTYPE_BF16},
+        {1, 3, 1, 41, 50, DTYPE_BF16},    {1, 2, 2, 130, 140, DTYPE_BF16}, {5, 8, 1, 66, 71, DTYPE_F32},
+        {9, 8, 1, 0, 9, DTYPE_BF16},      {2, 4, 4, 126, 131, DTYPE_BF16}, {3, 3, 1, 9, 12, DTYPE_BF16},
+        {1, 4, 1, 1100, 1110, DTYPE_F32},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        uint32_t rows = cases[i].rows, heads = cases[i].heads, group = heads / cases[i].kv_heads;
+        uint32_t width = cases[i].kv_heads * SIZE;
+        struct bench bench;
+        bench_open(&bench, i + 120);
+        bench.record.position = cases[i].position;
+        struct operand projected = bench_input(&bench, rows * heads, 2 * SIZE, 1);
+        struct operand q = strided(projected, rows * heads, SIZE, 2 * SIZE, 0);
+        struct operand gate = strided(projected, rows * heads, SIZE, 2 * SIZE, SIZE), caches[2];
+        for (int j = 0; j < 2; j++) {
+            caches[j] = bench_buffer(&bench, cases[i].cache, cases[i].limit, width, ACCESS_READ);
+            for (uint32_t k = 0; k < cases[i].limit * width; k++) {
+                float value = bench_normal(&bench);
+                if (cases[i].cache == DTYPE_F32)
+                    ((float *)bench.data[caches[j].buffer])[k] = value;
+                else
+                    ((uint16_t *)bench.data[caches[j].buffer])[k] = float_to_bf16(value);
+            }
+        }
+        struct operand y = bench_output(&bench, rows * heads, SIZE);
+        struct op *op =
+            bench_op(&bench, OP_ATTENTION,
+                     (struct operand[]){bench_record(ACCESS_READ), q, gate, caches[0], caches[1], y}, 6);
+        op->constants.heads = heads;
+        op->constants.kv_heads = cases[i].kv_heads;
+        op->constants.head_size = SIZE;
+        bench_run(&bench);
+        /* On a GPU the products of many tokens are of bfloat16. */
+        bool rounds = bench_current.class != &cpu_backend && bench_current.class != &reference_backend;
+        double tolerance = rounds && rows > 1 && cases[i].cache == DTYPE_BF16 ? 1e-2 : 1e-5;
+        for (uint32_t row = 0; row < rows * heads; row++) {
+            static double weights[MOST];
+            const float *in = bench_floats(&bench, q) + row * 2 * SIZE;
+            uint32_t count = cases[i].position + row / heads + 1, column = row % heads / group * SIZE;
+            double total = 0, most = -1e300;
+            for (uint32_t p = 0; p < count; p++) {
+                weights[p] = 0;
+                for (uint32_t d = 0; d < SIZE; d++)
+                    weights[p] += in[d] * cache_at(&bench, caches[0], p, column + d);
+                weights[p] /= 16;
+                most = fmax(most, weights[p]);
+            }
+            for (uint32_t p = 0; p < count; p++)
+                total += weights[p] = exp(weights[p] - most);
+            for (uint32_t d = row % 3; d < SIZE; d += 3) {
+                double sum = 0;
+                for (uint32_t p = 0; p < count; p++)
+                    sum += weights[p] / total * cache_at(&bench, caches[1], p, column + d);
+                assert_near(bench_floats(&bench, y)[row * SIZE + d],
+                            sum * (1 / (1 + exp(-(double)in[SIZE + d]))), tolerance);
+            }
+        }
+        bench_close(&bench);
+    }
+}
+
 static void a_full_cache_is_an_error(void **state) {
     (void)state;
     const struct shape *s = &shapes[4]; /* 9 rows */
@@ -270,7 +340,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rope_turns_pairs),         cmocka_unit_test(qk_prep_equals_its_parts),
         cmocka_unit_test(kv_write_writes_its_rows), cmocka_unit_test(attention_of_shapes),
-        cmocka_unit_test(attention_row_by_row),     cmocka_unit_test(a_full_cache_is_an_error),
+        cmocka_unit_test(attention_row_by_row),     cmocka_unit_test(attention_of_large_heads),
+        cmocka_unit_test(a_full_cache_is_an_error),
     };
     return BENCH_RUN_TESTS(tests);
 }

@@ -25,10 +25,10 @@ struct attention_parameters {
     uint32_t heads, kv_heads, head_size;
     uint32_t q_stride, gate_stride, y_stride; /* of rows t * heads + head */
     uint32_t cache_rows, key_stride, value_stride;
-    uint32_t first_row; /* of T: where this launch begins */
-    uint32_t parts;     /* that the positions are dealt to */
-    uint32_t block;     /* positions of a part, 0: the positions are dealt evenly */
-    float scale;        /* head_size^-0.5 */
+    uint32_t first_row, end_row; /* of T: what this launch is for */
+    uint32_t parts;              /* that the positions are dealt to */
+    uint32_t block;              /* positions of a part, 0: the positions are dealt evenly */
+    float scale;                 /* head_size^-0.5 */
 };
 
 #endif
