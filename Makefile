@@ -50,7 +50,7 @@ demo: setup all
 	@echo; echo "make demo took $$(( $$(date +%s) - $(START) )) seconds"
 
 test: setup-tests unit
-	@.venv/bin/python -m pytest tests
+	@.venv/bin/python -m pytest tests --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 unit:
 	@tools/setup.sh --check test
