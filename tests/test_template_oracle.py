@@ -6,6 +6,7 @@ program with conversations that are new in every run.
 
 import importlib.util
 import json
+import os
 import random
 import sys
 
@@ -68,7 +69,11 @@ def test_the_examples_differ_only_where_the_original_refuses(original):
     assert refused >= 15
 
 
-@pytest.mark.parametrize("seed", [random.SystemRandom().randrange(10**9) for _ in range(40)])
+# Other conversations in each run, the same ones in each of a run's processes.
+SEEDS = random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID"))
+
+
+@pytest.mark.parametrize("seed", [SEEDS.randrange(10**9) for _ in range(40)])
 def test_a_new_conversation(calla, original, seed):
     generator = random.Random(seed)
     while True:

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend/metal/metal_count.h"
 #include "cli/commands.h"
 #include "cli/model_path.h"
 #include "cli/options.h"
@@ -121,8 +122,10 @@ static bool plan_model(const struct plan_flags *flags, const char *path, const s
                                  .bandwidth = flags->bandwidth * 1e9,
                                  .rate = flags->rate * 1e12};
     if (ok && strcmp(flags->backend, "metal") == 0) {
-        report.kernels = plan.op_count;
-        report.kernel_phases = plan.phase_count;
+        struct metal_counts counts;
+        ok = metal_count(&counts, &plan, policy, position, error);
+        report.kernels = counts.kernels;
+        report.kernel_phases = counts.phases;
     }
     ok = ok && print_plan(flags, &report, error);
     free(names);

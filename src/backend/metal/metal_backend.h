@@ -6,10 +6,11 @@
  *
  * A session has two command buffers and two slots for sampled tokens, which take turns: while the GPU runs
  * the one, the processor encodes the other. */
-#ifndef CALLA_BACKEND_METAL_METAL_BACKEND_H
-#define CALLA_BACKEND_METAL_METAL_BACKEND_H
+#ifndef CALLA_BACKEND_METAL_BACKEND_H
+#define CALLA_BACKEND_METAL_BACKEND_H
 
 #include "backend/backend.h"
+#include "backend/metal/metal_count.h"
 #include "backend/metal/metal_encode.h"
 
 struct metal_memory {
@@ -64,7 +65,8 @@ struct metal_slot {
 /* What is bound is kept here and sent with the launch, so that a command buffer may end before any launch. */
 struct metal_encoder {
     struct metal_backend *backend;
-    struct metal_commands *commands; /* NULL while compiling */
+    struct metal_commands *commands; /* NULL while compiling and counting */
+    struct metal_counts *counts;     /* of metal_count, which makes no pipelines; else NULL */
     uint32_t position;
     struct metal_memory token_slot; /* where OP_SAMPLE also puts the token */
     const struct metal_pipeline *pipeline, *sent_pipeline;
@@ -133,6 +135,9 @@ void metal_release(struct metal_backend *backend, struct metal_buffer *buffer);
 
 /* Whether the GPU has not been lost. */
 bool metal_usable(const struct metal_backend *backend, struct calla_error *error);
+
+/* Taps of convolutions, which are stored as float32, have no more columns. */
+#define METAL_SMALL_COLUMNS 16
 
 /* metal_load.c */
 bool metal_load(struct backend *base, struct weights *weights, const struct calla_progress *progress,

@@ -146,17 +146,21 @@ static const struct metal_pipeline *pipeline_of(struct metal_encoder *encoder, c
 
 void metal_use(struct metal_encoder *encoder, const char *function, const struct metal_constant *constants,
                uint32_t count) {
+    if (encoder->counts != NULL)
+        return;
     encoder->pipeline = pipeline_of(encoder, function, constants, count);
 }
 
 void metal_need(struct metal_encoder *encoder, const char *function, const struct metal_constant *constants,
                 uint32_t count) {
-    if (encoder->commands == NULL)
+    if (encoder->commands == NULL && encoder->counts == NULL)
         pipeline_of(encoder, function, constants, count);
 }
 
 const struct metal_limits *metal_use_limits(const struct metal_encoder *encoder) {
-    static const struct metal_limits none = {.max_threads = METAL_SIMD_WIDTH};
+    static const struct metal_limits none = {.max_threads = METAL_SIMD_WIDTH}, most = {.max_threads = 1024};
+    if (encoder->counts != NULL)
+        return &most;
     return encoder->pipeline != NULL ? metal_pipeline_limits(encoder->pipeline) : &none;
 }
 
@@ -297,6 +301,8 @@ void metal_encoder_op(struct metal_encoder *encoder, double work, uint32_t done_
 void metal_encoder_barrier(struct metal_encoder *encoder) {
     if (encoder->commands != NULL && encoder->barrier_due)
         metal_barrier(encoder->commands);
+    if (encoder->counts != NULL && encoder->barrier_due)
+        encoder->counts->phases++;
     encoder->barrier_due = false;
 }
 
@@ -355,6 +361,11 @@ static bool may_launch(struct metal_encoder *encoder, struct metal_size threads)
     }
     if (encoder->failed)
         return false;
+    if (encoder->counts != NULL) {
+        encoder->counts->kernels++;
+        encoder->barrier_due = true;
+        return false;
+    }
     if (encoder->pipeline == NULL) {
         metal_fail(encoder, "a launch without a pipeline.");
         return false;

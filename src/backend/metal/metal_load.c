@@ -16,9 +16,6 @@
 #define PIECE_BYTES ((uint64_t)8 << 20)
 #define MAX_READERS 8
 
-/* Taps of convolutions, which are stored as float32, have no more columns. */
-#define SMALL_COLUMNS 16
-
 /* Bytes of a part of a weight, to be read at once. */
 struct piece {
     uint32_t weight, part, file;
@@ -74,7 +71,7 @@ static uint64_t describe(const struct weight *weight, uint64_t offset, struct me
     bool affine = weight->part_count == 3;
     if (affine && weight->parts[1].dtype == DTYPE_BF16 && weight->parts[2].dtype == DTYPE_BF16)
         place->scale_dtype = DTYPE_BF16;
-    if (!affine && (rows == 1 || weight->columns <= SMALL_COLUMNS))
+    if (!affine && (rows == 1 || weight->columns <= METAL_SMALL_COLUMNS))
         place->dtype = DTYPE_F32;
     uint64_t bytes = metal_place(part_bytes((enum dtype)place->dtype, elements_of(weight, 0)));
     if (!affine)

@@ -1,0 +1,77 @@
+/* The backend's own encoder at work for nobody: operands are bound to no memory, and launches are counted. */
+#include "backend/metal/metal_count.h"
+
+#include <stdlib.h>
+
+#include "backend/metal/metal_backend.h"
+
+static const struct metal_facts any_gpu = {.name = "any Apple GPU",
+                                           .family = 7,
+                                           .language = METAL_LANGUAGE(3, 1),
+                                           .working_set = UINT64_MAX,
+                                           .max_buffer = UINT64_MAX,
+                                           .max_threads = 1024,
+                                           .threadgroup_bytes = METAL_MAX_THREADGROUP_BYTES,
+                                           .page_size = 16384};
+
+/* As metal_load.c makes it of the published files. */
+static struct metal_operand unbound(const struct operand *operand) {
+    struct metal_operand bound = {.offset = operand->offset,
+                                  .dtype = operand->dtype,
+                                  .scale_dtype = DTYPE_BF16,
+                                  .rows = operand->rows,
+                                  .columns = operand->columns,
+                                  .stride = operand->stride,
+                                  .access = operand->access};
+    bool affine = operand->dtype == DTYPE_AFFINE4 || operand->dtype == DTYPE_AFFINE8;
+    if (operand->space == SPACE_WEIGHT && !affine &&
+        (operand->rows == 1 || operand->columns <= METAL_SMALL_COLUMNS))
+        bound.dtype = DTYPE_F32;
+    return bound;
+}
+
+static bool count_op(const struct op *op, struct metal_encoder *encoder, struct calla_error *error) {
+    struct metal_op bound = {.op = op};
+    for (uint32_t i = 0; i < op->operand_count; i++)
+        bound.operands[i] = unbound(&op->operands[i]);
+    const struct metal_kernel *kernel = metal_kernel_of(&bound, encoder);
+    if (kernel == NULL) { /* not built yet: one launch */
+        (void)error;
+        encoder->counts->kernels++;
+        encoder->barrier_due = true;
+        return true;
+    }
+    uint64_t size = kernel->workspace == NULL ? 0 : kernel->workspace(&bound, encoder);
+    bound.workspace = (struct metal_operand){.dtype = DTYPE_U8,
+                                             .rows = size > 0,
+                                             .columns = (uint32_t)size,
+                                             .stride = (uint32_t)size,
+                                             .access = ACCESS_READ | ACCESS_WRITE};
+    metal_encoder_op(encoder, 0, 0);
+    kernel->encode(&bound, encoder);
+    if (encoder->failed)
+        *error = encoder->error;
+    return !encoder->failed;
+}
+
+bool metal_count(struct metal_counts *counts, const struct plan *plan, const struct policy *policy,
+                 uint32_t position, struct calla_error *error) {
+    struct metal_backend backend = {.facts = &any_gpu, .policy = *policy};
+    struct metal_encoder *encoder = calloc(1, sizeof *encoder);
+    if (encoder == NULL)
+        return error_memory(error, "counting kernels", sizeof *encoder);
+    encoder->backend = &backend;
+    encoder->counts = counts;
+    encoder->position = position;
+    *counts = (struct metal_counts){0};
+    metal_encoder_begin(encoder, NULL);
+    bool ok = true;
+    for (uint32_t i = 0; ok && i < plan->op_count; i++) {
+        if (i > 0 && plan->ops[i].phase != plan->ops[i - 1].phase)
+            metal_encoder_barrier(encoder);
+        ok = count_op(&plan->ops[i], encoder, error);
+    }
+    metal_encoder_barrier(encoder);
+    free(encoder);
+    return ok;
+}
