@@ -19,6 +19,12 @@
 
 #define BENCH_MAX 24
 
+/* What a program of tests is also run with on Metal, beside the default policies: a list of "NAME=VALUE",
+ * defined before this file is included. */
+#ifndef BENCH_METAL_POLICIES
+#define BENCH_METAL_POLICIES
+#endif
+
 struct bench_configuration {
     const struct backend_class *class;
     struct policy policy;
@@ -351,10 +357,19 @@ static inline int bench_run_gpu(const char *backend, const char *name, const str
         print_message("%s: not run on a GPU. %s\n", name, error.message);
         return 0;
     }
-    bench_current = (struct bench_configuration){class, {0}, backend};
-    policy_defaults(&bench_current.policy, backend);
-    snprintf(title, sizeof title, "%s, %s", name, backend);
-    return _cmocka_run_group_tests(title, tests, count, NULL, NULL);
+    static const char *const policies[] = {"", BENCH_METAL_POLICIES};
+    int failed = 0;
+    for (size_t i = 0; i < (strcmp(backend, "metal") == 0 ? sizeof policies / sizeof *policies : 1); i++) {
+        bench_current = (struct bench_configuration){class, {0}, backend};
+        policy_defaults(&bench_current.policy, backend);
+        if (i > 0 && !policy_set(&bench_current.policy, backend, policies[i], &error)) {
+            print_error("%s\n", error.message);
+            return failed + 1;
+        }
+        snprintf(title, sizeof title, "%s, %s %s", name, backend, policies[i]);
+        failed += _cmocka_run_group_tests(title, tests, count, NULL, NULL);
+    }
+    return failed;
 }
 
 /* Runs the tests in every configuration: the number of failed ones. */

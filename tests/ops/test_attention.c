@@ -1,4 +1,5 @@
 /* Rotary embedding, the KV cache and attention. */
+#define BENCH_METAL_POLICIES "kv_coalesced=off", "gqa_pack=1", "gqa_pack=2", "attention_split=0"
 #include "op_bench.h"
 
 enum { LIMIT = 24 };

@@ -1,5 +1,6 @@
 /* The gated delta layers' ops. The scan is compared with the block form of the same recurrence in double: a
  * triangular system for the whole chunk instead of a loop over its tokens. */
+#define BENCH_METAL_POLICIES "delta_scan=block"
 #include "op_bench.h"
 
 struct shape {
