@@ -27,9 +27,6 @@ struct cpu_op {
     size_t (*prepare_units)(const struct cpu_task *task);
     void (*prepare)(const struct cpu_task *task, size_t begin, size_t end);
     void (*finish)(const struct cpu_task *task);
-    /* Asks the memory for what `run` reads first from unit `begin` on, weights above all. `running`: whether
-     * the op's phase has begun, so that all that it reads is there. */
-    void (*read_ahead)(const struct cpu_task *task, size_t begin, bool running);
     size_t (*shared_bytes)(const struct cpu_task *task);
     size_t (*workspace_bytes)(const struct cpu_task *task);
 };

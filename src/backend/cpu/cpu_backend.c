@@ -68,9 +68,7 @@ static struct cpu_task task_of(const struct cpu_backend *backend, const struct c
                                            : (char *)backend->shared.data + program->shared_offsets[op]};
 }
 
-/* An op's units, cut into slices. They become smaller towards the end, so that no thread waits for long
- * there.
- */
+/* An op's units, cut into slices, smaller ones towards the end, so that no thread waits for long there. */
 struct slices {
     size_t units, count;
 };
@@ -145,48 +143,15 @@ static void next_phase(void *argument) {
     run->stopping = run->phase == run->program->phase_count || system_seconds() - run->start >= run->limit;
 }
 
-/* Reads ahead what a thread computes with first in slice `taken` of a phase, as run_taken counts them. Of
- * slices that prepare, nothing. */
-static void read_ahead(const struct run *run, uint32_t number, size_t taken, size_t threads) {
-    struct cpu_program *program = run->program;
-    const struct phase *phase = &program->phases[number];
-    size_t most = threads * SLICES_PER_THREAD;
-    for (uint32_t op = phase->first; op < phase->last; op++) {
-        struct cpu_task task = task_of(run->backend, program, op);
-        size_t prepare = slices_of(program->functions[op].prepare_units, &task, most).count;
-        if (taken < prepare)
-            return;
-        taken -= prepare;
-    }
-    for (uint32_t op = phase->first; op < phase->last; op++) {
-        struct cpu_task task = task_of(run->backend, program, op);
-        struct slices slices = slices_of(program->functions[op].units, &task, most);
-        if (taken < slices.count) {
-            if (program->functions[op].read_ahead != NULL)
-                program->functions[op].read_ahead(&task, slice_begin(slices, taken), number == run->phase);
-            return;
-        }
-        taken -= slices.count;
-    }
-}
-
 static void work(void *argument, size_t thread) {
     struct run *run = argument;
     struct threads *team = run->backend->host.threads;
     size_t threads = (size_t)threads_count(team);
     void *workspace = run->backend->host.workspaces[thread].data;
     while (!run->stopping) {
-        /* A thread's first slice is that of its number; it takes another before it runs one, to read ahead.
-         */
         atomic_size_t *next = &phase_of(run)->next;
-        for (size_t taken = thread, then;; taken = then) {
-            then = threads + atomic_fetch_add_explicit(next, 1, memory_order_relaxed);
-            read_ahead(run, run->phase, then, threads);
-            if (!run_taken(run, taken, threads, workspace))
-                break;
-        }
-        if (run->phase + 1 < run->program->phase_count)
-            read_ahead(run, run->phase + 1, thread + threads, threads);
+        while (run_taken(run, atomic_fetch_add_explicit(next, 1, memory_order_relaxed), threads, workspace))
+            ;
         threads_meet(team, next_phase, run);
     }
 }

@@ -221,22 +221,6 @@ static void gate_up_products(const struct cpu_task *task, const struct view *gat
         task->kernels->vector->swiglu(memory->first + i, memory->second + i, memory->first + i, rows);
 }
 
-static void gate_up_read_ahead(const struct cpu_task *task, size_t begin, bool running) {
-    const struct view *ids = after_input(task->op), *matrices = gate_up_matrices(task);
-    size_t shared_panels = panels_of(matrices[5].columns), panels = panels_of(matrices[4].columns);
-    bool shared = begin < shared_panels;
-    size_t row = begin * PANEL_ROWS;
-    if (!shared && (!running || gate_up_is_sorted(task)))
-        return; /* the router has not chosen yet; many rows take long enough */
-    if (!shared) {
-        struct routing routing = routing_of(ids, false);
-        row = group_at(&routing, (begin - shared_panels) / panels).expert * matrices[4].columns +
-              (begin - shared_panels) % panels * PANEL_ROWS;
-    }
-    read_ahead_rows(&matrices[shared ? 2 : 0], row);
-    read_ahead_rows(&matrices[shared ? 3 : 1], row);
-}
-
 static void gate_up_run(const struct cpu_task *task, size_t begin, size_t end) {
     const struct view *x = &task->op->views[0], *ids = after_input(task->op);
     const struct view *matrices = gate_up_matrices(task), *routed = &matrices[4], *shared = &matrices[5];
@@ -244,9 +228,6 @@ static void gate_up_run(const struct cpu_task *task, size_t begin, size_t end) {
     struct expert_workspace *memory = task->workspace;
     size_t shared_panels = panels_of(shared->columns), panels = panels_of(routed->columns);
     for (size_t unit = begin; unit < end; unit++) {
-        /* The next matrices are read ahead here, the next rows of one within the products. */
-        if (unit + 1 < end && unit + 1 >= shared_panels && (unit + 1 - shared_panels) % panels == 0)
-            gate_up_read_ahead(task, unit + 1, true);
         if (unit < shared_panels) {
             size_t column = unit * PANEL_ROWS, rows = least(shared->columns - column, PANEL_ROWS);
             for (size_t row = 0, count; row < x->rows; row += count) {
@@ -279,7 +260,6 @@ static void gate_up_run(const struct cpu_task *task, size_t begin, size_t end) {
 const struct cpu_op cpu_expert_gate_up = {
     .units = gate_up_units,
     .run = gate_up_run,
-    .read_ahead = gate_up_read_ahead,
     .prepare_units = input_prepare_units,
     .prepare = input_prepare,
     .shared_bytes = input_shared,
@@ -375,20 +355,9 @@ static void down_run(const struct cpu_task *task, size_t begin, size_t end) {
     }
 }
 
-static void down_read_ahead(const struct cpu_task *task, size_t begin, bool running) {
-    (void)running; /* the router's choice is two phases old */
-    const struct view *matrices = down_matrices(task), *ids = &task->op->views[2];
-    if (down_is_sorted(task))
-        return;
-    for (size_t k = 0; k < ids->columns; k++)
-        read_ahead_rows(&matrices[0], (size_t)int_row(ids, 0)[k] * matrices[2].columns + begin * PANEL_ROWS);
-    read_ahead_rows(&matrices[1], begin * PANEL_ROWS);
-}
-
 const struct cpu_op cpu_expert_down = {
     .units = down_units,
     .run = down_run,
-    .read_ahead = down_read_ahead,
     .prepare_units = down_prepare_units,
     .prepare = down_prepare,
     .shared_bytes = down_shared,

@@ -70,24 +70,6 @@ struct operand_rows input_for(const struct cpu_task *task, const struct view *ma
                                  normalise ? task->shared : x->bytes};
 }
 
-#define READ_AHEAD_ROWS 16
-
-static void read_ahead_bytes(const unsigned char *bytes, size_t size) {
-    for (size_t i = 0; i < size; i += 64)
-        __builtin_prefetch(bytes + i, 0, 3);
-}
-
-void read_ahead_rows(const struct view *matrix, size_t row) {
-    if (matrix->dtype != DTYPE_AFFINE4 || row >= matrix->rows)
-        return;
-    size_t rows = least(matrix->rows - row, READ_AHEAD_ROWS), groups = matrix->columns / DTYPE_AFFINE_GROUP;
-    size_t row_bytes = matrix->columns / 2, scale_bytes = groups * dtype_bits(matrix->scale_dtype) / 8,
-           bias_bytes = groups * dtype_bits(matrix->bias_dtype) / 8;
-    read_ahead_bytes(matrix->bytes + row * row_bytes, rows * row_bytes);
-    read_ahead_bytes((const unsigned char *)matrix->scales + row * scale_bytes, rows * scale_bytes);
-    read_ahead_bytes((const unsigned char *)matrix->biases + row * bias_bytes, rows * bias_bytes);
-}
-
 /* Panels [begin, end) of one matrix. The rows of x are taken in batches, so that a batch stays in the cache
  * while the panels pass by. */
 static void product_panels(const struct cpu_task *task, const struct view *matrix, size_t begin, size_t end,
@@ -138,23 +120,9 @@ static void linear_run(const struct cpu_task *task, size_t begin, size_t end) {
     }
 }
 
-static void linear_read_ahead(const struct cpu_task *task, size_t begin, bool running) {
-    (void)running;
-    for (uint32_t i = 0; i < task->op->op.constants.matrix_count; i++) {
-        const struct view *matrix = after_input(task->op) + 2 * i;
-        size_t panels = panels_of(matrix->rows);
-        if (begin < panels) {
-            read_ahead_rows(matrix, begin * PANEL_ROWS);
-            return;
-        }
-        begin -= panels;
-    }
-}
-
 const struct cpu_op cpu_linear = {
     .units = linear_units,
     .run = linear_run,
-    .read_ahead = linear_read_ahead,
     .prepare_units = input_prepare_units,
     .prepare = input_prepare,
     .shared_bytes = input_shared,
@@ -170,15 +138,9 @@ static void head_run(const struct cpu_task *task, size_t begin, size_t end) {
     product_panels(task, head, begin, end, false, head + 1);
 }
 
-static void head_read_ahead(const struct cpu_task *task, size_t begin, bool running) {
-    (void)running;
-    read_ahead_rows(after_input(task->op), begin * PANEL_ROWS);
-}
-
 const struct cpu_op cpu_head = {
     .units = head_units,
     .run = head_run,
-    .read_ahead = head_read_ahead,
     .prepare_units = input_prepare_units,
     .prepare = input_prepare,
     .shared_bytes = input_shared,

@@ -64,9 +64,6 @@ static inline struct view until_row(const struct view *matrix, size_t end) {
     return view;
 }
 
-/* Asks the memory for the first rows of a 4-bit weight from `row` on, as many as kernels read ahead. */
-void read_ahead_rows(const struct view *matrix, size_t row);
-
 /* `rows` rows of `matrix` from `first` times `count` rows of input, into out[count][PANEL_ROWS]. */
 static inline void multiply(const struct cpu_task *task, const struct view *matrix, size_t first, size_t rows,
                             const struct operand_rows *x, const uint32_t *index, size_t count, float *out,
