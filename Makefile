@@ -18,7 +18,7 @@ C_FILES = git ls-files -z '*.c' '*.h' '*.cu' '*.cuh'
 # itself for a part of this one.
 .NOTPARALLEL:
 
-.PHONY: all help setup setup-tests demo test unit install uninstall format check-format fuzz clean
+.PHONY: all help setup setup-tests demo test unit metal-test install uninstall format check-format fuzz clean
 
 all:
 	@tools/setup.sh --check build
@@ -30,6 +30,7 @@ help:
 	@echo 'make demo           install what is missing, build, answer a question (PROMPT="...")'
 	@echo 'make test           install what is missing, build, run every test'
 	@echo 'make unit           build and run the C tests alone'
+	@echo 'make metal-test     test the Metal backend on a Mac: tools/metal_test.sh'
 	@echo 'make install        build and install below PREFIX (/usr/local), all of it below DESTDIR'
 	@echo 'make uninstall      remove what that installed'
 	@echo 'make setup          install what building needs, with apt or Homebrew'
@@ -57,6 +58,9 @@ unit:
 	@$(CONFIGURE) --preset default >/dev/null
 	@$(BUILD)
 	@ctest --test-dir "$(BUILD_DIR)" --output-on-failure --parallel $(JOBS) --no-tests=error --progress
+
+metal-test:
+	@tools/metal_test.sh
 
 install: all
 	@$(BUILD) --target calla_library

@@ -1,7 +1,8 @@
 /* A bench to run single ops or short plans on any backend: random operands in, results out. A program of
  * tests runs as a whole once for each configuration: the reference, then the CPU backend with each of its
  * instruction sets that this processor has and with each kind of matrix operands, then the CUDA or Metal
- * backend where a GPU is. CALLA_TEST_ONLY names a GPU's backend that it runs on alone.
+ * backend where a GPU is. CALLA_TEST_ONLY, a macro or in the environment, names a GPU's backend that it runs
+ * on alone.
  *
  * Weights go into a temporary file, every part at an odd offset, as in the published checkpoints; everything
  * else into the state buffers of a session, which can be written and read. A step record, if wanted, is the
@@ -378,8 +379,9 @@ static inline int bench_run_tests(const char *name, const struct CMUnitTest *tes
 #ifdef CALLA_TEST_ONLY
     return bench_run_gpu(CALLA_TEST_ONLY, name, tests, count);
 #endif
-    if (getenv("CALLA_TEST_CUDA_ONLY") != NULL)
-        return bench_run_gpu("cuda", name, tests, count);
+    const char *only = getenv("CALLA_TEST_CUDA_ONLY") != NULL ? "cuda" : getenv("CALLA_TEST_ONLY");
+    if (only != NULL)
+        return bench_run_gpu(only, name, tests, count);
     bench_current = (struct bench_configuration){&reference_backend, {0}, "reference"};
     policy_defaults(&bench_current.policy, "reference");
     snprintf(title, sizeof title, "%s, reference", name);
