@@ -195,8 +195,11 @@ static bool prefill_fits(const struct metal_op *op, const struct metal_encoder *
 static void encode_prefill(const struct metal_op *op, struct metal_encoder *encoder) {
     struct attention_parameters parameters = attention_parameters(op);
     uint32_t tokens = prefill_rows(op) / (parameters.heads / parameters.kv_heads);
+    bool rounded = op->operands[3].dtype == DTYPE_BF16;
     metal_use(encoder,
-              op->operands[3].dtype == DTYPE_BF16 ? "attention_prefill_bfloat" : "attention_prefill_float",
+              rounded && metal_tensors(encoder) ? "tensor_attention"
+              : rounded                         ? "attention_prefill_bfloat"
+                                                : "attention_prefill_float",
               NULL, 0);
     bind_inputs(encoder, op->operands);
     while (next_span(&parameters, 1u << 27, tokens, op, encoder))
