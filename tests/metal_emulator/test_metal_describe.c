@@ -3,9 +3,9 @@
 
 #include "backend/metal/metal_describe.h"
 
-static void expect(struct metal_facts facts, const char *start, const char *part) {
+static void expect(struct metal_facts facts, bool built, const char *start, const char *part) {
     char line[160];
-    metal_describe_tensor_operations(&facts, line, sizeof line);
+    metal_describe_tensor_operations(&facts, built, line, sizeof line);
     if (strncmp(line, start, strlen(start)) != 0 || strstr(line, part) == NULL)
         fail_msg("\"%s\" does not begin with \"%s\" or lacks \"%s\"", line, start, part);
     assert_true(strlen(line) < sizeof line - 1);
@@ -13,10 +13,13 @@ static void expect(struct metal_facts facts, const char *start, const char *part
 
 static void test_tensor_operations(void **state) {
     (void)state;
-    expect((struct metal_facts){.system = "macOS 26.4", .family = 10, .tensor_operations = true},
+    expect((struct metal_facts){.system = "macOS 26.4", .family = 10, .tensor_operations = true}, true,
            "used for prompts", "Apple10, macOS 26.4");
-    expect((struct metal_facts){.system = "macOS 26.4", .family = 9}, "not used", "family Apple9");
-    expect((struct metal_facts){.system = "macOS 26.1", .family = 10}, "not used", "this is macOS 26.1");
+    expect((struct metal_facts){.system = "macOS 26.4", .family = 10, .tensor_operations = true}, false,
+           "not used", "no kernels");
+    expect((struct metal_facts){.system = "macOS 26.4", .family = 9}, true, "not used", "family Apple9");
+    expect((struct metal_facts){.system = "macOS 26.1", .family = 10}, true, "not used",
+           "this is macOS 26.1");
 }
 
 int main(void) {

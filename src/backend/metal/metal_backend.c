@@ -1,5 +1,6 @@
 /* The Metal backend: its class, the GPU, its memory. */
 #include "backend/metal/metal_backend.h"
+#include "backend/metal/metal_describe.h"
 
 #include <inttypes.h>
 #include <stdio.h>

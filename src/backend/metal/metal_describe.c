@@ -5,8 +5,13 @@
 /* The first family with matrix units in its cores: that of the M5. */
 #define FAMILY_WITH_MATRIX_UNITS 10
 
-void metal_describe_tensor_operations(const struct metal_facts *facts, char *line, size_t size) {
-    if (facts->tensor_operations)
+void metal_describe_tensor_operations(const struct metal_facts *facts, bool built, char *line, size_t size) {
+    if (facts->tensor_operations && !built)
+        snprintf(
+            line, size,
+            "not used: this program has no kernels for them, though the GPU (family Apple%u, %.40s) could",
+            facts->family, facts->system);
+    else if (facts->tensor_operations)
         snprintf(line, size, "used for prompts, once they have passed a self-test (GPU family Apple%u, %s)",
                  facts->family, facts->system);
     else if (facts->family < FAMILY_WITH_MATRIX_UNITS)

@@ -4,7 +4,11 @@
 
 #include "backend/metal/metal_device.h"
 
-/* One line on the Metal 4 tensor operations, for `calla info`: that they are used, or what is missing. */
-void metal_describe_tensor_operations(const struct metal_facts *facts, char *line, size_t size);
+/* Whether the program has kernels with tensor operations (kernels/tensor_*.metal). */
+#define METAL_HAS_TENSOR_KERNELS false
+
+/* One line on the Metal 4 tensor operations, for `calla info`: that they are used, or what is missing;
+ * `built`: the program has kernels with them. */
+void metal_describe_tensor_operations(const struct metal_facts *facts, bool built, char *line, size_t size);
 
 #endif
