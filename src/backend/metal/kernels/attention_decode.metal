@@ -38,6 +38,7 @@ METAL_FUNC decode_eight decode_load(device const uchar *cache, ulong index) {
 // The same one by one.
 METAL_FUNC decode_eight decode_gather(device const uchar *cache, ulong index) {
     decode_eight x;
+#pragma unroll
     for (uint i = 0; i < 4; i++) {
         x.low[i] = decode_bfloat ? float(((device const bfloat *)cache)[index + i])
                                  : ((device const float *)cache)[index + i];
@@ -63,48 +64,52 @@ kernel void attention_decode(device const uint *record [[buffer(0)]], device con
                              uint simdgroups [[simdgroups_per_threadgroup]],
                              uint thread_index [[thread_index_in_threadgroup]]) {
     threadgroup float shared[DECODE_SIMDGROUPS * DECODE_SIZE], maxima[DECODE_SIMDGROUPS], totals[DECODE_SIMDGROUPS];
-    const uint step = 32 / Pack; // positions that a simdgroup scores at once: a lane each, for each of its heads
+    constexpr uint step = 32 / Pack; // positions that a simdgroup scores at once: a lane each, for each of its heads
     uint first_head = group.x * Pack, column = first_head * p.kv_heads / p.heads * DECODE_SIZE;
     uint count = min(record[0] + 1, p.cache_rows);
     uint each = p.block > 0 ? p.block : (count + p.parts - 1) / p.parts;
     uint begin = min(group.y * each, count), end = min(begin + each, count);
     decode_eight query[Pack], sums[Pack];
     float largest[Pack], total[Pack];
+#pragma unroll
     for (uint h = 0; h < Pack; h++) {
         device const float4 *from = (device const float4 *)(q + ulong(first_head + h) * p.q_stride) + 2 * lane;
         query[h].low = from[0];
         query[h].high = from[1];
         sums[h].low = sums[h].high = float4(0.0f);
-        largest[h] = -INFINITY;
+        largest[h] = ATTENTION_LEAST;
         total[h] = 0.0f;
     }
     if (decode_coalesced) {
         // The lanes share a row of keys. Their 32 parts of sums, Pack heads by `step` positions, are added while they
         // are dealt out: what lane l ends with is score number l, of head l / step and position l % step.
-        float top = -INFINITY, weights = 0.0f; // of the lane's head
+        float top = ATTENTION_LEAST, weights = 0.0f; // of the lane's head
         for (uint at = begin + simdgroup * step; at < end; at += simdgroups * step) {
             float parts[32];
 #pragma unroll
             for (uint i = 0; i < step; i++) {
                 decode_eight key =
                     decode_load(keys, ulong(min(at + i, end - 1)) * p.key_stride + column + lane * 8);
+#pragma unroll
                 for (uint h = 0; h < Pack; h++)
                     parts[h * step + i] = decode_dot(query[h], key);
             }
 #pragma unroll
             for (uint bit = 16; bit > 0; bit /= 2)
+#pragma unroll
                 for (uint i = 0; i < bit; i++) {
                     bool upper = (lane & bit) != 0;
                     float given = upper ? parts[i] : parts[i + bit];
                     parts[i] = (upper ? parts[i + bit] : parts[i]) + simd_shuffle_xor(given, ushort(bit));
                 }
-            float score = at + lane % step < end ? parts[0] * p.scale : -INFINITY, highest = score;
+            float score = at + lane % step < end ? parts[0] * p.scale : ATTENTION_LEAST, highest = score;
             for (uint bit = 1; bit < step; bit *= 2)
                 highest = max(highest, simd_shuffle_xor(highest, ushort(bit)));
             highest = max(highest, top);
             float shrink = fast::exp(top - highest), weight = fast::exp(score - highest);
             top = highest;
             weights = weights * shrink + weight;
+#pragma unroll
             for (uint h = 0; h < Pack; h++) {
                 float factor = simd_shuffle(shrink, ushort(h * step));
                 sums[h].low *= factor;
@@ -114,6 +119,7 @@ kernel void attention_decode(device const uint *record [[buffer(0)]], device con
             for (uint i = 0; i < step; i++) {
                 decode_eight value =
                     decode_load(values, ulong(min(at + i, end - 1)) * p.value_stride + column + lane * 8);
+#pragma unroll
                 for (uint h = 0; h < Pack; h++) {
                     float factor = simd_shuffle(weight, ushort(h * step + i));
                     sums[h].low = fma(float4(factor), value.low, sums[h].low);
@@ -123,6 +129,7 @@ kernel void attention_decode(device const uint *record [[buffer(0)]], device con
         }
         for (uint bit = 1; bit < step; bit *= 2)
             weights += simd_shuffle_xor(weights, ushort(bit));
+#pragma unroll
         for (uint h = 0; h < Pack; h++) {
             largest[h] = simd_shuffle(top, ushort(h * step));
             total[h] = simd_shuffle(weights, ushort(h * step));
@@ -132,10 +139,12 @@ kernel void attention_decode(device const uint *record [[buffer(0)]], device con
         for (uint at = begin + simdgroup * 32; at < end; at += simdgroups * 32) {
             ulong key = ulong(min(at + lane, end - 1)) * p.key_stride + column;
             float score[Pack], weight[Pack];
+#pragma unroll
             for (uint h = 0; h < Pack; h++)
                 score[h] = 0.0f;
             for (uint i = 0; i < DECODE_SIZE; i += 8) {
                 decode_eight row = decode_load(keys, key + i), part;
+#pragma unroll
                 for (uint h = 0; h < Pack; h++) {
                     device const float4 *from = (device const float4 *)(q + ulong(first_head + h) * p.q_stride + i);
                     part.low = from[0];
@@ -143,8 +152,9 @@ kernel void attention_decode(device const uint *record [[buffer(0)]], device con
                     score[h] += decode_dot(part, row);
                 }
             }
+#pragma unroll
             for (uint h = 0; h < Pack; h++) {
-                float mine = at + lane < end ? score[h] * p.scale : -INFINITY;
+                float mine = at + lane < end ? score[h] * p.scale : ATTENTION_LEAST;
                 float highest = max(largest[h], simd_max(mine)), shrink = fast::exp(largest[h] - highest);
                 weight[h] = fast::exp(mine - highest);
                 largest[h] = highest;
@@ -154,6 +164,7 @@ kernel void attention_decode(device const uint *record [[buffer(0)]], device con
             }
             for (uint i = 0; i < min(32u, end - at); i++) {
                 decode_eight value = decode_gather(values, ulong(at + i) * p.value_stride + column + lane * 8);
+#pragma unroll
                 for (uint h = 0; h < Pack; h++) {
                     float factor = simd_shuffle(weight[h], ushort(i));
                     sums[h].low = fma(float4(factor), value.low, sums[h].low);
@@ -162,6 +173,7 @@ kernel void attention_decode(device const uint *record [[buffer(0)]], device con
             }
         }
     }
+#pragma unroll
     for (uint h = 0; h < Pack; h++) {
         uint head = first_head + h;
         threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -172,16 +184,15 @@ kernel void attention_decode(device const uint *record [[buffer(0)]], device con
             totals[simdgroup] = total[h];
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        float highest = -INFINITY, all = 0.0f;
+        float highest = ATTENTION_LEAST, all = 0.0f;
         for (uint i = 0; i < simdgroups; i++)
             highest = max(highest, maxima[i]);
-        float level = highest == -INFINITY ? 0.0f : highest; // a part without positions
         for (uint i = 0; i < simdgroups; i++)
-            all += totals[i] * fast::exp(maxima[i] - level);
+            all += totals[i] * fast::exp(maxima[i] - highest);
         for (uint d = thread_index; d < DECODE_SIZE; d += simdgroups * 32) {
             float sum = 0.0f;
             for (uint i = 0; i < simdgroups; i++)
-                sum += shared[i * DECODE_SIZE + d] * fast::exp(maxima[i] - level);
+                sum += shared[i * DECODE_SIZE + d] * fast::exp(maxima[i] - highest);
             if (decode_in_parts)
                 partial[(ulong(head) * p.parts + group.y) * DECODE_SIZE + d] = sum;
             else
@@ -209,7 +220,7 @@ kernel void attention_join(device const float *gate [[buffer(0)]], device const 
     threadgroup float weights[256], maxima[8], totals[8];
     device const float *facts = partial + ulong(p.heads) * p.parts * DECODE_SIZE + ulong(head) * p.parts * 2;
     bool has = thread_index < p.parts;
-    float mine = has ? facts[2 * thread_index] : -INFINITY, highest = simd_max(mine);
+    float mine = has ? facts[2 * thread_index] : ATTENTION_LEAST, highest = simd_max(mine);
     if (lane == 0)
         maxima[simdgroup] = highest;
     threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -6,6 +6,9 @@
 #include <stdint.h>
 #endif
 
+/* Less than any score; not infinite, since fast functions need not know infinity. */
+#define ATTENTION_LEAST (-1e30f)
+
 struct rope_parameters {
     uint32_t rows, heads, half_size /* pairs that turn */, stride;
 };

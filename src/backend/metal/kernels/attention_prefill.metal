@@ -29,15 +29,15 @@ kernel void attention_prefill(device const uint *record [[buffer(0)]], device co
     threadgroup float shrinks[Rows / 8][64], totals[Rows]; // shrinks: diagonal matrices
     threadgroup uint grown[4];
     threadgroup T *query = (threadgroup T *)query_memory, *weights = (threadgroup T *)scores;
-    const uint weight_stride = PREFILL_STEP * 4 / sizeof(T); // a row's weights lie where its scores were
-    const uint lanes = 128 / Rows, columns = PREFILL_STEP / lanes;
+    constexpr uint weight_stride = PREFILL_STEP * 4 / sizeof(T); // a row's weights lie where its scores were
+    constexpr uint lanes = 128 / Rows, columns = PREFILL_STEP / lanes;
     uint sharing = p.heads / p.kv_heads, first = p.first_row + group.x * (Rows / sharing), head = group.y * sharing;
     uint last = min(first + Rows / sharing, p.end_row) - 1, column = group.y * PREFILL_SIZE;
     uint count = min(record[0] + last + 1, p.cache_rows);
     // The row that a thread has in the softmax. One past the end is worked on like another, as token `first`.
     uint row = thread_index / lanes, part = thread_index % lanes;
     uint reach = record[0] + (first + row / sharing <= last ? first + row / sharing : first);
-    float largest = -INFINITY, total = 0.0f;
+    float largest = ATTENTION_LEAST, total = 0.0f;
     for (uint i = thread_index; i < Rows * PREFILL_SIZE / 4; i += 128) {
         uint r = i / 64, token = first + r / sharing;
         float4 x = float4(0.0f);
@@ -51,8 +51,9 @@ kernel void attention_prefill(device const uint *record [[buffer(0)]], device co
     simdgroup_float8x8 out[Rows / 8][8];
 #pragma unroll
     for (uint r = 0; r < Rows / 8; r++)
+#pragma unroll
         for (uint d = 0; d < 8; d++)
-            out[r][d] = simdgroup_float8x8(0.0f);
+            out[r][d] = make_filled_simdgroup_matrix<float, 8>(0.0f);
     for (uint at = 0; at < count; at += PREFILL_STEP) {
         uint rest = min(count - at, uint(PREFILL_STEP)), whole = rest / 8, odd = rest % 8; // tiles of eight; positions
         device const T *key = keys + ulong(at) * p.key_stride + column;
@@ -62,33 +63,45 @@ kernel void attention_prefill(device const uint *record [[buffer(0)]], device co
             tail[i] = from < odd ? key[ulong(8 * whole + from) * p.key_stride + i % PREFILL_SIZE] : T(0.0f);
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        for (uint tile = simdgroup * 2; tile < simdgroup * 2 + 2 && tile * 8 < rest; tile++) {
-            simdgroup_float8x8 sum[Rows / 8];
+        if (simdgroup * 16 < rest) {
+            simdgroup_matrix<T, 8, 8> a, b[2];
+            simdgroup_float8x8 sum[Rows / 8][2];
 #pragma unroll
-            for (uint r = 0; r < Rows / 8; r++)
-                sum[r] = simdgroup_float8x8(0.0f);
+            for (uint i = 0; i < 2; i++) {
+                b[i] = make_filled_simdgroup_matrix<T, 8>(T(0.0f));
+#pragma unroll
+                for (uint r = 0; r < Rows / 8; r++)
+                    sum[r][i] = make_filled_simdgroup_matrix<float, 8>(0.0f);
+            }
             for (uint d = 0; d < PREFILL_SIZE; d += 8) {
-                simdgroup_matrix<T, 8, 8> a, b;
-                if (tile < whole)
-                    simdgroup_load(b, key + ulong(8 * tile) * p.key_stride + d, p.key_stride, ulong2(0, 0), true);
-                else
-                    simdgroup_load(b, tail + d, PREFILL_SIZE, ulong2(0, 0), true);
+#pragma unroll
+                for (uint i = 0; i < 2; i++) {
+                    uint tile = simdgroup * 2 + i;
+                    if (tile < whole)
+                        simdgroup_load(b[i], key + ulong(8 * tile) * p.key_stride + d, p.key_stride, ulong2(0, 0),
+                                       true);
+                    else if (tile * 8 < rest)
+                        simdgroup_load(b[i], tail + d, PREFILL_SIZE, ulong2(0, 0), true);
+                }
 #pragma unroll
                 for (uint r = 0; r < Rows / 8; r++) {
                     simdgroup_load(a, query + r * 8 * PREFILL_STRIDE + d, PREFILL_STRIDE);
-                    simdgroup_multiply_accumulate(sum[r], a, b, sum[r]);
+                    simdgroup_multiply_accumulate(sum[r][0], a, b[0], sum[r][0]);
+                    simdgroup_multiply_accumulate(sum[r][1], a, b[1], sum[r][1]);
                 }
             }
 #pragma unroll
             for (uint r = 0; r < Rows / 8; r++)
-                simdgroup_store(sum[r], scores + r * 8 * PREFILL_STEP + tile * 8, PREFILL_STEP);
+#pragma unroll
+                for (uint i = 0; i < 2; i++)
+                    simdgroup_store(sum[r][i], scores + r * 8 * PREFILL_STEP + (simdgroup * 2 + i) * 8, PREFILL_STEP);
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         float mine[columns], highest = largest;
 #pragma unroll
         for (uint i = 0; i < columns; i++) {
             uint c = part + lanes * i;
-            mine[i] = at + c <= reach && c < rest ? scores[row * PREFILL_STEP + c] * p.scale : -INFINITY;
+            mine[i] = at + c <= reach && c < rest ? scores[row * PREFILL_STEP + c] * p.scale : ATTENTION_LEAST;
             highest = max(highest, mine[i]);
         }
         for (uint bit = 1; bit < lanes; bit *= 2)
@@ -119,6 +132,7 @@ kernel void attention_prefill(device const uint *record [[buffer(0)]], device co
             for (uint r = 0; r < Rows / 8; r++) {
                 simdgroup_float8x8 factor;
                 simdgroup_load(factor, &shrinks[r][0], 8);
+#pragma unroll
                 for (uint d = 0; d < 8; d++)
                     simdgroup_multiply(out[r][d], factor, out[r][d]);
             }
@@ -149,6 +163,7 @@ kernel void attention_prefill(device const uint *record [[buffer(0)]], device co
 #pragma unroll
     for (uint r = 0; r < Rows / 8; r++) {
         threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
         for (uint d = 0; d < 8; d++)
             simdgroup_store(out[r][d], mine + 8 * d, 64);
         simdgroup_barrier(mem_flags::mem_threadgroup);

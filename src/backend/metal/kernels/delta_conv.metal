@@ -59,8 +59,10 @@ kernel void delta_conv_128(device const uint *record [[buffer(0)]], device const
     device float *out = (is_query ? q : is_key ? k : v) + head * 128 + lane * 4;
     float4 a = taps[channel], b = taps[channel + 1], c = taps[channel + 2], d = taps[channel + 3];
     float4 tap[4], past[3];
+#pragma unroll
     for (uint j = 0; j < 4; j++)
         tap[j] = float4(a[j], b[j], c[j], d[j]);
+#pragma unroll
     for (uint j = 0; j < 3; j++)
         past[j] = begin == 0 ? *(device const float4 *)(ring + ((position + j + 1) & 3) * p.ring_stride + channel)
                              : *(device const float4 *)(x + ulong(begin + j - 3) * p.x_stride + channel);

@@ -17,6 +17,26 @@ METAL_FUNC float2 scan_gates_of(device const float *decay, device const float *b
     return scan_128_gates ? float2(delta_decay(gates.x, A_log[head], dt_bias[head]), delta_sigmoid(gates.y)) : gates;
 }
 
+// What a thread brings of the block of rows from `begin`: two parts of q and k, two elements of v, the gates of a row.
+METAL_FUNC void scan_fetch(thread float4 *next_key, thread float4 *next_query, thread float *next_value,
+                           thread float2 &next_gates, device const float *q, device const float *k,
+                           device const float *v, device const float *decay, device const float *beta,
+                           device const float *A_log, device const float *dt_bias, constant scan_parameters &p,
+                           uint begin, uint head, uint first, uint thread_index) {
+    uint key = head * p.key_heads / p.value_heads * SCAN_KEYS;
+#pragma unroll
+    for (uint i = 0; i < 2; i++) {
+        uint at = thread_index + 256 * i, t = begin + at / 32, value = at % 32;
+        bool has = t < p.rows;
+        next_key[i] = has ? *(device const float4 *)(k + ulong(t) * p.k_stride + key + value * 4) : float4(0.0f);
+        next_query[i] = has ? *(device const float4 *)(q + ulong(t) * p.q_stride + key + value * 4) : float4(0.0f);
+        has = has && first + value < p.value_size;
+        next_value[i] = has ? v[ulong(t) * p.v_stride + head * p.value_size + first + value] : 0.0f;
+    }
+    if (thread_index < SCAN_ROWS && begin + thread_index < p.rows)
+        next_gates = scan_gates_of(decay, beta, A_log, dt_bias, p, begin + thread_index, head);
+}
+
 // Policy delta_scan=register. Eight lanes share a row of S, 16 elements each, for the whole chunk, so a simdgroup has
 // four rows; a sum over a row takes three shuffles. Groups (values / 32, value heads) of 256 threads. While one
 // block of q, k and v is worked on, the next is on its way.
@@ -32,32 +52,21 @@ kernel void delta_scan_register(device const float *q [[buffer(0)]], device cons
     threadgroup float4 key_tile[SCAN_ROWS * SCAN_KEYS / 4], query_tile[SCAN_ROWS * SCAN_KEYS / 4];
     threadgroup float value_tile[SCAN_ROWS][SCAN_VALUES], out_tile[SCAN_ROWS][SCAN_VALUES];
     threadgroup float2 gate_tile[SCAN_ROWS];
-    uint head = group.y, key = head * p.key_heads / p.value_heads * SCAN_KEYS, first = group.x * SCAN_VALUES;
+    uint head = group.y, first = group.x * SCAN_VALUES;
     uint row = simdgroup * 4 + lane / 8, part = lane % 8;
     uint values = min(uint(SCAN_VALUES), p.value_size - first);
     bool is_live = row < values;
     device float4 *memory =
         (device float4 *)(state + ulong(head * p.value_size + first + (is_live ? row : 0)) * p.state_stride) + part;
     float4 s[4];
+#pragma unroll
     for (uint i = 0; i < 4; i++)
         s[i] = is_live ? memory[8 * i] : float4(0.0f);
-    // What a thread brings of each block: two parts of q and k, two elements of v, the gates of a row.
     float4 next_key[2], next_query[2];
     float next_value[2];
     float2 next_gates = float2(1.0f, 0.0f);
-    auto fetch = [&](uint begin) {
-        for (uint i = 0; i < 2; i++) {
-            uint at = thread_index + 256 * i, t = begin + at / 32, value = at % 32;
-            bool has = t < p.rows;
-            next_key[i] = has ? *(device const float4 *)(k + ulong(t) * p.k_stride + key + value * 4) : float4(0.0f);
-            next_query[i] = has ? *(device const float4 *)(q + ulong(t) * p.q_stride + key + value * 4) : float4(0.0f);
-            next_value[i] =
-                has && value < values ? v[ulong(t) * p.v_stride + head * p.value_size + first + value] : 0.0f;
-        }
-        if (thread_index < SCAN_ROWS && begin + thread_index < p.rows)
-            next_gates = scan_gates_of(decay, beta, A_log, dt_bias, p, begin + thread_index, head);
-    };
-    fetch(0);
+    scan_fetch(next_key, next_query, next_value, next_gates, q, k, v, decay, beta, A_log, dt_bias, p, 0, head, first,
+               thread_index);
     for (uint begin = 0; begin < p.rows; begin += SCAN_ROWS) {
         for (uint i = 0; i < 2; i++) {
             uint at = thread_index + 256 * i;
@@ -69,11 +78,13 @@ kernel void delta_scan_register(device const float *q [[buffer(0)]], device cons
             gate_tile[thread_index] = next_gates;
         threadgroup_barrier(mem_flags::mem_threadgroup);
         if (begin + SCAN_ROWS < p.rows)
-            fetch(begin + SCAN_ROWS);
+            scan_fetch(next_key, next_query, next_value, next_gates, q, k, v, decay, beta, A_log, dt_bias, p,
+                       begin + SCAN_ROWS, head, first, thread_index);
         uint rows = min(uint(SCAN_ROWS), p.rows - begin);
         for (uint t = 0; t < rows; t++) {
             float2 gates = gate_tile[t];
             float4 keys[4], sums = float4(0.0f);
+#pragma unroll
             for (uint i = 0; i < 4; i++) {
                 keys[i] = key_tile[t * 32 + 8 * i + part];
                 s[i] *= gates.x;
@@ -85,6 +96,7 @@ kernel void delta_scan_register(device const float *q [[buffer(0)]], device cons
             known += simd_shuffle_xor(known, 4);
             float change = gates.y * (value_tile[t][row] - known);
             sums = float4(0.0f);
+#pragma unroll
             for (uint i = 0; i < 4; i++) {
                 s[i] = fma(float4(change), keys[i], s[i]);
                 sums = fma(s[i], query_tile[t * 32 + 8 * i + part], sums);
@@ -103,8 +115,11 @@ kernel void delta_scan_register(device const float *q [[buffer(0)]], device cons
                 y[ulong(begin + t) * p.y_stride + head * p.value_size + first + value] = out_tile[t][value];
         }
     }
-    for (uint i = 0; is_live && i < 4; i++)
-        memory[8 * i] = s[i];
+    if (is_live) {
+#pragma unroll
+        for (uint i = 0; i < 4; i++)
+            memory[8 * i] = s[i];
+    }
 }
 
 // Policy delta_scan=block: the rows of a block at once, with matrix products. With D_t the product of the decays up
@@ -135,6 +150,7 @@ kernel void delta_scan_block(device const float *q [[buffer(0)]], device const f
     uint values = first < p.value_size ? min(8u, p.value_size - first) : 0;
     simdgroup_float8x8 s[SCAN_KEYS / 8];
     // Rows of S that do not exist are zero; so that all simdgroups meet at the barriers, they are worked on as well.
+#pragma unroll
     for (uint i = 0; i < SCAN_KEYS / 8; i++) {
         for (uint j = lane; j < 64; j += 32)
             known[simdgroup][j / 8][j % 8] =
@@ -160,7 +176,7 @@ kernel void delta_scan_block(device const float *q [[buffer(0)]], device const f
         threadgroup_barrier(mem_flags::mem_threadgroup);
         // The overlaps: simdgroups 0 and 1 have the rows t of k, 2 and 3 those of q.
         for (uint half_index = 0; half_index < 2; half_index++) {
-            simdgroup_float8x8 sum = simdgroup_float8x8(0.0f);
+            simdgroup_float8x8 sum = make_filled_simdgroup_matrix<float, 8>(0.0f);
             threadgroup const float *left = (simdgroup < 2 ? key_tile : query_tile) + simdgroup % 2 * 8 * SCAN_STRIDE;
             for (uint i = 0; i < SCAN_KEYS; i += 8) {
                 simdgroup_float8x8 a, b;
@@ -183,7 +199,8 @@ kernel void delta_scan_block(device const float *q [[buffer(0)]], device const f
         }
         // S k_t and S q_t.
         for (uint half_index = 0; half_index < 2; half_index++) {
-            simdgroup_float8x8 by_key = simdgroup_float8x8(0.0f), by_query = simdgroup_float8x8(0.0f);
+            simdgroup_float8x8 by_key = make_filled_simdgroup_matrix<float, 8>(0.0f), by_query = make_filled_simdgroup_matrix<float, 8>(0.0f);
+#pragma unroll
             for (uint i = 0; i < SCAN_KEYS / 8; i++) {
                 simdgroup_float8x8 a;
                 simdgroup_load(a, key_tile + half_index * 8 * SCAN_STRIDE + 8 * i, SCAN_STRIDE, ulong2(0, 0), true);
@@ -205,6 +222,7 @@ kernel void delta_scan_block(device const float *q [[buffer(0)]], device const f
             rest[i] = value - since[t] * known[simdgroup][row][t];
         }
         float own[SCAN_ROWS / 4];
+#pragma unroll
         for (uint t = 0; t < SCAN_ROWS; t++) {
             float u = simd_shuffle(gate_tile[t].y * rest[t / 4], ushort(row * 4 + t % 4));
             if (part == t % 4)
@@ -230,6 +248,7 @@ kernel void delta_scan_block(device const float *q [[buffer(0)]], device const f
             if (is_live && t < rows)
                 y[ulong(begin + t) * p.y_stride + column + row] = out;
         }
+#pragma unroll
         for (uint i = 0; i < SCAN_KEYS / 8; i++) {
             s[i].thread_elements()[0] *= since[SCAN_ROWS - 1];
             s[i].thread_elements()[1] *= since[SCAN_ROWS - 1];
@@ -242,6 +261,7 @@ kernel void delta_scan_block(device const float *q [[buffer(0)]], device const f
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
     }
+#pragma unroll
     for (uint i = 0; i < SCAN_KEYS / 8; i++) {
         simdgroup_store(s[i], &known[simdgroup][0][0], SCAN_ROWS);
         simdgroup_barrier(mem_flags::mem_threadgroup);

@@ -13,6 +13,7 @@ METAL_FUNC float4 step_convolve(device const float *x, device const float4 *taps
                                 uint position, uint channel, bool writes) {
     float4 a = taps[channel], b = taps[channel + 1], c = taps[channel + 2], d = taps[channel + 3];
     float4 input = *(device const float4 *)(x + channel), sum = float4(0.0f);
+#pragma unroll
     for (uint j = 0; j < 4; j++) {
         float4 tap = float4(a[j], b[j], c[j], d[j]);
         float4 past = j == 3 ? input : *(device const float4 *)(ring + ((position + j + 1) & 3) * ring_stride + channel);
@@ -39,7 +40,9 @@ kernel void delta_step(device const uint *record [[buffer(0)]], device const flo
     // Rows 16 simdgroup + 4 i + row of S, of each the elements 32 j + 4 part ...
     device float4 *memory = state + (ulong(head) * 128 + simdgroup * 16 + row) * (p.state_stride / 4) + part;
     float4 s[4][4];
+#pragma unroll
     for (uint i = 0; i < 4; i++)
+#pragma unroll
         for (uint j = 0; j < 4; j++)
             s[i][j] = memory[ulong(i) * p.state_stride + 8 * j];
     if (simdgroup < 3) {
@@ -67,12 +70,15 @@ kernel void delta_step(device const uint *record [[buffer(0)]], device const flo
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     float4 own_keys[4], own_query[4];
+#pragma unroll
     for (uint j = 0; j < 4; j++) {
         own_keys[j] = keys[8 * j + part];
         own_query[j] = query[8 * j + part];
     }
+#pragma unroll
     for (uint i = 0; i < 4; i++) {
         float4 sums = float4(0.0f);
+#pragma unroll
         for (uint j = 0; j < 4; j++) {
             s[i][j] *= gates.x;
             sums = fma(s[i][j], own_keys[j], sums);
@@ -84,6 +90,7 @@ kernel void delta_step(device const uint *record [[buffer(0)]], device const flo
         uint at = simdgroup * 16 + 4 * i + row;
         float change = gates.y * (value[at / 4][at % 4] - known);
         sums = float4(0.0f);
+#pragma unroll
         for (uint j = 0; j < 4; j++) {
             s[i][j] = fma(float4(change), own_keys[j], s[i][j]);
             sums = fma(s[i][j], own_query[j], sums);

@@ -32,7 +32,7 @@ kernel void tensor_attention(device const uint *record [[buffer(0)]], device con
     // Four threads a row in the softmax. A row past the end is worked on like another, as token `first`.
     uint row = thread_index / 4, part = thread_index % 4;
     uint reach = record[0] + (first + row / sharing <= last ? first + row / sharing : first);
-    float largest = -INFINITY, total = 0.0f;
+    float largest = ATTENTION_LEAST, total = 0.0f;
     for (uint i = thread_index; i < TENSOR_ROWS * TENSOR_SIZE / 4; i += 128) {
         uint r = i / 64, token = first + r / sharing;
         float4 x = float4(0.0f);
@@ -71,7 +71,7 @@ kernel void tensor_attention(device const uint *record [[buffer(0)]], device con
 #pragma unroll
         for (uint i = 0; i < TENSOR_STEP / 4; i++) {
             uint c = part + 4 * i;
-            mine[i] = at + c <= reach && c < uint(rest) ? scores[row * TENSOR_STEP + c] * p.scale : -INFINITY;
+            mine[i] = at + c <= reach && c < uint(rest) ? scores[row * TENSOR_STEP + c] * p.scale : ATTENTION_LEAST;
             highest = max(highest, mine[i]);
         }
         highest = max(highest, simd_shuffle_xor(highest, 1));
