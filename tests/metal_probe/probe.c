@@ -128,7 +128,7 @@ static bool probe(const struct shape *shape, struct metal_device *device, const 
 int main(int argc, char **argv) {
     struct calla_error error = {0};
     struct buffer source = {0};
-    struct operands operands = {NULL};
+    struct operands operands = {.a = NULL};
     char line[160];
     if (argc != 2) {
         fprintf(stderr, "usage: metal_probe probe.metal\n");

@@ -46,7 +46,7 @@ void metal_pipelines_free(struct metal_pipelines *pipelines) {
     for (uint32_t i = 0; i < pipelines->capacity; i++)
         metal_pipeline_free(pipelines->entries[i].pipeline);
     free(pipelines->entries);
-    *pipelines = (struct metal_pipelines){NULL};
+    *pipelines = (struct metal_pipelines){.entries = NULL};
 }
 
 static bool same_constants(const struct metal_constant *a, const struct metal_constant *b, uint32_t count) {
