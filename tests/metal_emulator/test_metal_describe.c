@@ -16,7 +16,7 @@ static void test_tensor_operations(void **state) {
     expect((struct metal_facts){.system = "macOS 26.4", .family = 10, .tensor_operations = true}, true,
            "used for prompts", "Apple10, macOS 26.4");
     expect((struct metal_facts){.system = "macOS 26.4", .family = 10, .tensor_operations = true}, false,
-           "not used", "no kernels");
+           "not used", "does not switch");
     expect((struct metal_facts){.system = "macOS 26.4", .family = 9}, true, "not used", "family Apple9");
     expect((struct metal_facts){.system = "macOS 26.1", .family = 10}, true, "not used",
            "this is macOS 26.1");

@@ -141,7 +141,7 @@ int main(int argc, char **argv) {
         fprintf(stderr, "metal_probe: %s\n", error.message);
     if (ok) {
         const struct metal_facts *facts = metal_device_facts(device);
-        metal_describe_tensor_operations(facts, METAL_HAS_TENSOR_KERNELS, line, sizeof line);
+        metal_describe_tensor_operations(facts, METAL_USES_TENSOR_KERNELS, line, sizeof line);
         printf("%s, %s, %s, GPU family Apple%u\ntensor operations %s\n", facts->name, facts->architecture,
                facts->system, facts->family, line);
         fill(&operands);

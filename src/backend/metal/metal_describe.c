@@ -7,10 +7,10 @@
 
 void metal_describe_tensor_operations(const struct metal_facts *facts, bool built, char *line, size_t size) {
     if (facts->tensor_operations && !built)
-        snprintf(
-            line, size,
-            "not used: this program has no kernels for them, though the GPU (family Apple%u, %.40s) could",
-            facts->family, facts->system);
+        snprintf(line, size,
+                 "not used: this program does not switch its kernels for them on yet, though the GPU (family "
+                 "Apple%u, %.40s) could",
+                 facts->family, facts->system);
     else if (facts->tensor_operations)
         snprintf(line, size, "used for prompts, once they have passed a self-test (GPU family Apple%u, %s)",
                  facts->family, facts->system);

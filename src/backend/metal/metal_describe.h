@@ -4,8 +4,9 @@
 
 #include "backend/metal/metal_device.h"
 
-/* Whether the program has kernels with tensor operations (kernels/tensor_*.metal). */
-#define METAL_HAS_TENSOR_KERNELS false
+/* Whether the backend loads and tests the kernels with tensor operations (kernels/tensor_*.metal): not yet.
+ */
+#define METAL_USES_TENSOR_KERNELS false
 
 /* One line on the Metal 4 tensor operations, for `calla info`: that they are used, or what is missing;
  * `built`: the program has kernels with them. */
