@@ -1,5 +1,6 @@
 """What was read outlives the program, and no file in the cache's folder, however it came to be, makes an answer wrong."""
 
+import json
 import os
 import random
 import re
@@ -164,6 +165,61 @@ def test_another_model(start, folder):
     with start("--policy", "kv_dtype=f32") as server:
         assert ask(server, LONG)[2] == 0
         assert re.search("another model, backend, processor or version", server.log())
+
+
+def with_config(folder, key, value):
+    config = json.loads((folder / "config.json").read_text())
+    for part in (config, config.get("text_config", {}), *(p.get("rope_parameters", {}) for p in (config, config.get("text_config", {})))):
+        if key in part:
+            part[key] = value
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def change_weights(folder):
+    """All bytes of the largest tensor but those at its beginning, thirds and end; the time of change stays."""
+    path = folder / "model.safetensors"
+    status, data = path.stat(), bytearray(path.read_bytes())
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(bytes(data[8:start]))
+    header.pop("__metadata__", None)
+    begin, end = max((tensor["data_offsets"] for tensor in header.values()), key=lambda at: at[1] - at[0])
+    middle = start + begin + (end - begin) // 2
+    data[middle - 5000 : middle + 5000] = bytes(10000)
+    path.write_bytes(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: with_config(folder, "rope_theta", 1000.0),
+        lambda folder: with_config(folder, "rms_norm_eps", 0.1),
+        lambda folder: with_config(folder, "num_experts_per_tok", 1),
+        change_weights,
+    ],
+    ids=["rope_theta", "rms_norm_eps", "num_experts_per_tok", "weights"],
+)
+def test_the_model_was_changed(binary, model, tmp_path, change):
+    """The same folder with other weights, or the same weights run in another way."""
+    copy, cache = tmp_path / "model", tmp_path / "cache"
+    shutil.copytree(model, copy)
+    with Server(binary, "-m", copy, "--cache-dir", cache) as server:
+        ask(server, LONG, max_tokens=2)
+        settle(server)
+    change(copy)
+    with Server(binary, "-m", copy, "--cache-dir", cache) as server:
+        assert ask(server, LONG, max_tokens=2)[2] == 0
+
+
+def test_other_files_stay(start, folder):
+    """Files that only look a little like the cache's are nobody's but their owner's."""
+    folder.mkdir()
+    names = ["film.mkv.partial", "session.snapshot", "0123456789abcdef.snapshot.partial", "0123456789ABCDEF.snapshot"]
+    for name in names:
+        (folder / name).write_text("mine")
+    with start("--cache-disk", "1") as server:
+        ask(server, LONG, max_tokens=2)
+    assert all((folder / name).read_text() == "mine" for name in names)
 
 
 def test_wrong_use(calla, model, tmp_path):

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Time to the first token of requests whose beginnings were read before, with the cache and without it.
 
-  tools/cache_bench.py -m DIR [--calla build/calla] [--long 8000] [--shared 2000] [--other URL] [-- SERVE OPTIONS...]
+  tools/cache_bench.py -m DIR [--calla build/calla] [--long 8000] [--shared 2000] [--other URL] [--brief] [-- SERVE OPTIONS...]
 
 Four cases: the second turn of a chat of LONG tokens, another question after a shared system prompt of SHARED tokens, the
 first request again with its last character changed, and the second turn after a restart. With --other the first three
 are also sent to a server that is running already (llama.cpp's, for example). A table in Markdown is printed.
 
-The case without the cache is a server with --cache-memory 0. Only the standard library is needed."""
+The case without the cache is a server with --cache-memory 0; with --brief it is the first request of each pair, of nearly
+the same length, of which nothing was read before. --other-only asks nobody but the other server. Only the standard library is needed."""
 
 import argparse
 import json
@@ -92,18 +93,25 @@ def shared(url, size):
 
 
 def cases(url, long, size):
-    """Yields (name, numbers) of what a server that runs can do."""
+    """What a server that runs can do: {name: numbers}, and the same of the request before, which nothing was known of."""
+    found, fresh = {}, {}
+
+    def note(name, before, numbers):
+        fresh[name], found[name] = before, numbers
+        print(f"{name}: {numbers[:3]}, before it {before[:3]}", file=sys.stderr, flush=True)
+
     messages = chat(url, long)
     first = ask(url, messages)
-    yield f"first turn, {first[1]} tokens", first
+    note("first turn", first, first)
     second = [*messages, first[3], {"role": "user", "content": "And what follows from it?"}]
-    yield "second turn of it", ask(url, second)
+    note("second turn of it", first, ask(url, second))
     system = shared(url, size)
-    ask(url, [system, {"role": "user", "content": "What is the first word?"}])
-    yield "another question, shared system prompt", ask(url, [system, {"role": "user", "content": "Name one verb."}])
+    before = ask(url, [system, {"role": "user", "content": "What is the first word?"}])
+    note("another question, shared system prompt", before, ask(url, [system, {"role": "user", "content": "Name one verb."}]))
     text = prose(scale(url, long), 3)
-    ask(url, [{"role": "user", "content": text + "a"}])
-    yield "retry, last character changed", ask(url, [{"role": "user", "content": text + "b"}])
+    before = ask(url, [{"role": "user", "content": text + "a"}])
+    note("retry, last character changed", before, ask(url, [{"role": "user", "content": text + "b"}]))
+    return found, fresh
 
 
 def main():
@@ -118,23 +126,30 @@ def main():
     parser.add_argument("--long", type=int, default=8000, help="tokens of the long chat")
     parser.add_argument("--shared", type=int, default=2000, help="tokens of the shared system prompt")
     parser.add_argument("--other", metavar="URL", help="a server to compare with")
+    parser.add_argument("--other-only", action="store_true", help="ask the other server alone")
+    parser.add_argument("--brief", action="store_true", help="without a server that has no cache")
     arguments = parser.parse_args(options)
+    if arguments.other_only and not arguments.other:
+        parser.error("--other-only needs --other URL")
     columns = {}
-    with tempfile.TemporaryDirectory() as folder:
-        with Served(arguments.calla, arguments.model, ["--cache-dir", folder, *passed]) as server:
-            columns["cache"] = dict(cases(server.url, arguments.long, arguments.shared))
-        with Served(arguments.calla, arguments.model, ["--cache-dir", folder, *passed]) as server:
-            messages = chat(server.url, arguments.long)
-            columns["cache"]["first turn again after a restart"] = ask(server.url, messages)
-    with Served(arguments.calla, arguments.model, ["--cache-memory", "0", *passed]) as server:
-        columns["no cache"] = dict(cases(server.url, arguments.long, arguments.shared))
-        columns["no cache"]["first turn again after a restart"] = next(iter(columns["no cache"].values()))
+    again = "first turn again after a restart"
+    if not arguments.other_only:
+        with tempfile.TemporaryDirectory() as folder:
+            with Served(arguments.calla, arguments.model, ["--cache-dir", folder, *passed]) as server:
+                columns["cache"], fresh = cases(server.url, arguments.long, arguments.shared)
+            with Served(arguments.calla, arguments.model, ["--cache-dir", folder, *passed]) as server:
+                columns["cache"][again] = ask(server.url, chat(server.url, arguments.long))
+        columns["no cache"] = fresh
+        if not arguments.brief:
+            with Served(arguments.calla, arguments.model, ["--cache-memory", "0", *passed]) as server:
+                columns["no cache"] = cases(server.url, arguments.long, arguments.shared)[0]
+        columns["no cache"][again] = columns["no cache"]["first turn"]
     if arguments.other:
-        columns["other"] = dict(cases(arguments.other.rstrip("/"), arguments.long, arguments.shared))
+        columns["other"], columns["other, first request"] = cases(arguments.other.rstrip("/"), arguments.long, arguments.shared)
     print("| time to first token, s | " + " | ".join(columns) + " | cached tokens |")
     print("|---" * (len(columns) + 2) + "|")
-    for (name, numbers), *others in zip(*(column.items() for column in list(columns.values())[:2])):
-        row = [columns[column].get(name) for column in columns]
+    for name, numbers in next(iter(columns.values())).items():
+        row = [column.get(name) for column in columns.values()]
         print(f"| {name} | " + " | ".join("" if n is None else f"{n[0]:.3f}" for n in row) + f" | {numbers[2]} of {numbers[1]} |")
 
 

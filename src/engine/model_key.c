@@ -1,6 +1,7 @@
 /* What a snapshot depends on besides its tokens. Reading gigabytes of weights for a hash would take longer
- * than most prompts, so of each tensor some bytes are taken, and of each file size and time of change: two
- * checkpoints that differ at all differ there. A copy of a checkpoint may count as another one, which costs a
+ * than most prompts, so of each tensor some bytes are taken, and of each file its size and two times: that of
+ * the last change, which programs can set, and that of the last change of anything, which they cannot. Two
+ * checkpoints that differ at all differ there. A copy of a checkpoint counts as another one, which costs a
  * miss and no more. */
 #include <stdio.h>
 #include <string.h>
@@ -23,6 +24,25 @@ static void add_number(struct sha256 *hash, uint64_t number) {
     sha256_add(hash, bytes, sizeof bytes);
 }
 
+/* A clock that is read in seconds would not tell two files of the same second apart. */
+static void add_time(struct sha256 *hash, const struct timespec *time) {
+    add_number(hash, (uint64_t)time->tv_sec);
+    add_number(hash, (uint64_t)time->tv_nsec);
+}
+
+static void add_file(struct sha256 *hash, const struct file *file) {
+    struct stat status = {0};
+    fstat(file->descriptor, &status);
+    add_number(hash, file->size);
+#if defined(__APPLE__)
+    add_time(hash, &status.st_mtimespec);
+    add_time(hash, &status.st_ctimespec);
+#else
+    add_time(hash, &status.st_mtim);
+    add_time(hash, &status.st_ctim);
+#endif
+}
+
 static bool add_part(struct sha256 *hash, const struct weights *weights, uint32_t weight, uint32_t part,
                      struct calla_error *error) {
     const struct weight_part *described = &weights->table.weights[weight].parts[part];
@@ -41,17 +61,46 @@ static bool add_part(struct sha256 *hash, const struct weights *weights, uint32_
 }
 
 static bool add_weights(struct sha256 *hash, const struct weights *weights, struct calla_error *error) {
-    for (uint32_t i = 0; i < weights->file_count; i++) {
-        struct stat status = {0};
-        fstat(weights->files[i].descriptor, &status);
-        add_number(hash, weights->files[i].size);
-        add_number(hash, (uint64_t)status.st_mtime);
-    }
+    for (uint32_t i = 0; i < weights->file_count; i++)
+        add_file(hash, &weights->files[i]);
     for (uint32_t i = 0; i < weights->table.count; i++)
         for (uint32_t part = 0; part < weights->table.weights[i].part_count; part++)
             if (!add_part(hash, weights, i, part, error))
                 return false;
     return true;
+}
+
+static void add_real(struct sha256 *hash, float number) {
+    uint32_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    add_number(hash, bits);
+}
+
+/* What config.json says of the computation itself: the same weights can be run in other ways. */
+static void add_config(struct sha256 *hash, const struct config *config) {
+    const uint32_t numbers[] = {config->vocabulary,   config->hidden_size,       config->layers,
+                                config->heads,        config->kv_heads,          config->head_size,
+                                config->rotary_size,  config->key_heads,         config->value_heads,
+                                config->key_size,     config->value_size,        config->taps,
+                                config->experts,      config->experts_per_token, config->expert_width,
+                                config->shared_width, config->tied_embeddings};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        add_number(hash, numbers[i]);
+    for (uint32_t i = 0; i < config->layers; i++)
+        add_number(hash, config->attention_layer[i]);
+    add_real(hash, config->rope_theta);
+    add_real(hash, config->epsilon);
+}
+
+/* Replies are remembered by their ids, so these must stand for the same text. */
+static void add_tokenizer(struct sha256 *hash, const struct tokenizer *tokenizer) {
+    add_number(hash, tokenizer_count(tokenizer));
+    for (uint32_t id = 0; id < tokenizer_count(tokenizer); id++) {
+        size_t size = 0;
+        const char *bytes = tokenizer_bytes(tokenizer, (int32_t)id, &size);
+        add_number(hash, size);
+        sha256_add(hash, bytes, bytes == NULL ? 0 : size);
+    }
 }
 
 static void add_shapes(struct sha256 *hash, const struct buffer_shape *shapes, uint32_t count) {
@@ -93,6 +142,8 @@ bool model_key(struct calla_model *model, struct calla_error *error) {
     add_text(&hash, calla_version());
     add_text(&hash, model->class->name);
     add_policy(&hash, model);
+    add_config(&hash, &model->config);
+    add_tokenizer(&hash, model->tokenizer);
     if (!add_layout(&hash, model, error) || !add_weights(&hash, &model->weights, error))
         return false;
     sha256_finish(&hash, model->key);

@@ -14,6 +14,8 @@
 #define MOST_REPLIES 4096
 #define MOST_BYTES ((size_t)64 << 20)
 #define BUCKETS 4096
+/* As much as is remembered, and as much again before the file begins anew. */
+#define MOST_FILE (2 * MOST_BYTES)
 
 struct entry {
     unsigned char key[32], reasoning[REPLY_DIGEST];
@@ -29,7 +31,8 @@ struct reply_memory {
     uint32_t buckets[BUCKETS]; /* the first entry, plus 1 */
     size_t oldest, newest;     /* [oldest, newest) are in use, counted on and on */
     size_t bytes;
-    int file; /* records are appended to it; -1: none */
+    int file;          /* records are appended to it; -1: none */
+    size_t file_bytes; /* its size, if nobody else writes into it */
 };
 
 struct reply_memory *reply_memory_new(void) {
@@ -110,7 +113,7 @@ static void digest_record(const unsigned char *record, size_t count, unsigned ch
 }
 
 /* With the lock held. One write, so that records of several processes do not mix. */
-static void write_record(const struct reply_memory *memory, const unsigned char key[32],
+static void write_record(struct reply_memory *memory, const unsigned char key[32],
                          const unsigned char reasoning[REPLY_DIGEST], const int32_t *tokens, size_t count) {
     size_t size = record_bytes(count);
     unsigned char *record = memory->file < 0 ? NULL : malloc(size);
@@ -122,9 +125,30 @@ static void write_record(const struct reply_memory *memory, const unsigned char 
     memcpy(record + 36, reasoning, REPLY_DIGEST);
     memcpy(record + RECORD_HEAD, tokens, count * sizeof *tokens);
     digest_record(record, count, record + size - RECORD_END);
-    while (write(memory->file, record, size) < 0 && errno == EINTR) /* what cannot be written is forgotten */
-        ;
+    ssize_t written;
+    do
+        written = write(memory->file, record, size);
+    while (written < 0 && errno == EINTR);
+    struct stat status;
+    /* What cannot be written is forgotten; a part of it would hide all that comes after. */
+    if (written > 0 && (size_t)written < size && fstat(memory->file, &status) == 0 &&
+        status.st_size >= written && ftruncate(memory->file, status.st_size - written) == 0)
+        written = 0;
+    memory->file_bytes += written > 0 ? (size_t)written : 0;
     free(record);
+}
+
+/* With the lock held. Begins the file anew with what is still remembered once it has grown too large. */
+static void keep_file_small(struct reply_memory *memory) {
+    if (memory->file < 0 || memory->file_bytes <= MOST_FILE)
+        return;
+    if (ftruncate(memory->file, 0) != 0)
+        return;
+    memory->file_bytes = 0;
+    for (size_t i = memory->oldest; i < memory->newest; i++) {
+        const struct entry *entry = &memory->entries[i % MOST_REPLIES];
+        write_record(memory, entry->key, entry->reasoning, entry->tokens, entry->count);
+    }
 }
 
 void reply_memory_add(struct reply_memory *memory, const struct remembered *reply, const int32_t *tokens,
@@ -139,6 +163,7 @@ void reply_memory_add(struct reply_memory *memory, const struct remembered *repl
     pthread_mutex_lock(&memory->lock);
     write_record(memory, key, reply->reasoning, tokens, count);
     put(memory, key, reply->reasoning, copy, count);
+    keep_file_small(memory);
     pthread_mutex_unlock(&memory->lock);
 }
 
@@ -171,21 +196,24 @@ static size_t recall(struct reply_memory *memory, const unsigned char *record, s
 bool reply_memory_use_file(struct reply_memory *memory, const char *path, uint32_t tokens) {
     struct buffer bytes = {0};
     size_t sound = 0, size = 0;
-    if (file_kind(path) == FILE_REGULAR && file_read(path, 2 * MOST_BYTES, &bytes, NULL)) {
+    if (file_kind(path) == FILE_REGULAR && file_read(path, MOST_FILE + MOST_BYTES, &bytes, NULL)) {
         const unsigned char *data = (const unsigned char *)bytes.data;
         for (size_t step = 1; step > 0; sound += step)
             step = recall(memory, data + sound, bytes.size - sound, tokens);
         size = bytes.size;
     }
     buffer_free(&bytes);
-    /* A file that is too large begins anew; what follows a record that is not sound is cut off. */
+    /* What follows a record that is not sound is cut off. */
     memory->file = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     struct stat status;
     if (memory->file < 0)
         return false;
-    bool large =
-        sound > MOST_BYTES || (fstat(memory->file, &status) == 0 && status.st_size > 2 * (off_t)MOST_BYTES);
-    return (sound == size && !large) || ftruncate(memory->file, large ? 0 : (off_t)sound) == 0;
+    bool large = fstat(memory->file, &status) == 0 && status.st_size > (off_t)MOST_FILE;
+    memory->file_bytes = large ? (size_t)status.st_size : sound;
+    pthread_mutex_lock(&memory->lock);
+    keep_file_small(memory);
+    pthread_mutex_unlock(&memory->lock);
+    return large || sound == size || ftruncate(memory->file, (off_t)sound) == 0;
 }
 
 static bool append(struct calla_tokens *tokens, const struct entry *entry) {

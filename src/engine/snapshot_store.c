@@ -28,7 +28,7 @@ struct write {
     struct snapshot_writing writing;
     int32_t *tokens;
     uint64_t reserved, bytes;
-    bool done, ok;
+    bool done, ok, orphan; /* orphan: its parent's file is gone */
     struct calla_error error;
 };
 
@@ -89,7 +89,19 @@ static bool is_parent_of_a_write(struct snapshot_store *store, const struct stor
     return found;
 }
 
+/* A file that is being written and grows from this one will lack what it needs. */
+static void orphan_writes(struct snapshot_store *store, const struct stored_snapshot *stored) {
+    pthread_mutex_lock(&store->lock);
+    for (size_t i = 0; i < store->queued; i++)
+        if (store->queue[i]->parent == stored) {
+            store->queue[i]->parent = NULL;
+            store->queue[i]->orphan = true;
+        }
+    pthread_mutex_unlock(&store->lock);
+}
+
 static void forget(struct snapshot_store *store, struct stored_snapshot *stored) {
+    orphan_writes(store, stored);
     struct stored_snapshot **link = &store->all;
     while (*link != stored)
         link = &(*link)->next;
@@ -145,9 +157,22 @@ static bool make_room(struct snapshot_store *store, uint64_t bytes, const struct
 
 /* Reading the folder */
 
-static bool has_ending(const char *name, const char *end) {
-    size_t size = strlen(name), end_size = strlen(end);
-    return size > end_size && strcmp(name + size - end_size, end) == 0;
+static size_t hex_digits(const char *name) {
+    return strspn(name, "0123456789abcdef");
+}
+
+/* Whether a file is one of the cache's: "0123456789abcdef.snapshot". The folder may have others' files too,
+ * sessions that their owner saved among them. */
+static bool is_snapshot_name(const char *name) {
+    return hex_digits(name) == 16 && strcmp(name + 16, ending) == 0;
+}
+
+/* And one that was being written: the same with 16 more digits and ".partial". */
+static bool is_partial_name(const char *name) {
+    size_t size = 16 + sizeof ending - 1;
+    return hex_digits(name) == 16 && strncmp(name + 16, ending, sizeof ending - 1) == 0 &&
+           name[size] == '.' && hex_digits(name + size + 1) == 16 &&
+           strcmp(name + size + 17, ".partial") == 0;
 }
 
 static struct stored_snapshot *add(struct snapshot_store *store, const char *name,
@@ -196,6 +221,12 @@ static struct stored_snapshot *find(const struct snapshot_store *store, uint64_t
     return stored;
 }
 
+static bool is_above(const struct prefix_node *above, const struct prefix_node *node) {
+    while (node != NULL && node != above)
+        node = node->parent;
+    return node != NULL;
+}
+
 /* Hangs a file into the tree, below its parent, which must be there already. */
 static void hang(struct snapshot_store *store, struct stored_snapshot *stored, struct prefix_node *root) {
     char *path = path_of(store, stored);
@@ -212,7 +243,7 @@ static void hang(struct snapshot_store *store, struct stored_snapshot *stored, s
         say(store, "Not used for the cache: %s", error.message);
     struct prefix_node *node =
         tokens == NULL || !fits ? NULL : prefix_tree_insert(root, tokens, stored->position);
-    if (node != NULL && node->stored == NULL) {
+    if (node != NULL && node->stored == NULL && (parent == NULL || is_above(parent->node, node))) {
         node->stored = stored;
         stored->node = node;
         stored->parent = parent;
@@ -249,9 +280,9 @@ static bool read_folder(struct snapshot_store *store, struct prefix_node *root, 
                          strerror(errno));
     for (const struct dirent *entry; (entry = readdir(stream)) != NULL;) {
         char *path = path_join(store->folder, entry->d_name);
-        if (has_ending(entry->d_name, ".partial") && path != NULL && store->lock_file >= 0)
+        if (is_partial_name(entry->d_name) && path != NULL && store->lock_file >= 0)
             unlink(path); /* of a process that was ended */
-        else if (has_ending(entry->d_name, ending))
+        else if (is_snapshot_name(entry->d_name))
             look_at(store, entry->d_name);
         free(path);
     }
@@ -380,6 +411,14 @@ static void take_down(struct snapshot_store *store, const struct write *write) {
     store->info.written++;
 }
 
+static void remove_written(const struct snapshot_store *store, const struct write *write) {
+    struct stored_snapshot written = {.id = write->writing.id};
+    char *path = path_of(store, &written);
+    if (path != NULL)
+        unlink(path);
+    free(path);
+}
+
 void snapshot_store_collect(struct snapshot_store *store) {
     for (;;) {
         struct write *write = NULL;
@@ -395,7 +434,9 @@ void snapshot_store_collect(struct snapshot_store *store) {
             return;
         store->reserved -= write->reserved;
         write->node->writing = false;
-        if (write->ok) {
+        if (write->ok && write->orphan) {
+            remove_written(store, write);
+        } else if (write->ok) {
             take_down(store, write);
         } else {
             store->info.failed++;
