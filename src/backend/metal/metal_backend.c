@@ -64,8 +64,9 @@ static bool metal_available(struct calla_error *error) {
 
 static void describe(const struct metal_facts *facts, struct device_facts *out) {
     *out = (struct device_facts){.memory = facts->working_set};
-    snprintf(out->name, sizeof out->name, "%.48s (%.36s, %s tensor operations)", facts->name, facts->system,
-             facts->tensor_operations ? "with" : "without");
+    snprintf(out->name, sizeof out->name, "%.48s (%.36s)", facts->name, facts->system);
+    metal_describe_tensor_operations(facts, METAL_USES_TENSOR_KERNELS, out->tensor_operations,
+                                     sizeof out->tensor_operations);
 }
 
 static void metal_device_of(struct device_facts *facts) {
