@@ -5,6 +5,7 @@ static const struct metal_kernel *const kernels[OP_KIND_COUNT] = {
     [OP_EMBED] = metal_embed,           [OP_RMS_NORM] = metal_rms_norm,
     [OP_GATED_NORM] = metal_gated_norm, [OP_HEAD_NORM] = metal_head_norm,
     [OP_SWIGLU] = metal_swiglu,         [OP_EXPERT_COMBINE] = metal_expert_combine,
+    [OP_SAMPLE] = metal_sample,
 };
 
 const struct metal_kernel *metal_kernel_of(const struct metal_op *op, const struct metal_encoder *encoder) {
