@@ -290,10 +290,11 @@ static inline bool bench_try(struct bench *bench, const struct backend_class *cl
     for (int i = 0; done && i < times; i++)
         done = class->run(session, program, INFINITY, &(bool){false}, error);
     for (uint32_t i = 0; i < bench->buffer_count; i++)
-        assert_true(class->read(session, SPACE_STATE, i, 0, bench->data[i],
-                                buffer_shape_bytes(&bench->shapes[i]), error));
-    assert_true(
-        class->read(session, SPACE_STEP, STEP_RECORD, 0, &bench->record, sizeof bench->record, error));
+        if (!class->read(session, SPACE_STATE, i, 0, bench->data[i], buffer_shape_bytes(&bench->shapes[i]),
+                         error))
+            fail_msg("%s", error->message);
+    if (!class->read(session, SPACE_STEP, STEP_RECORD, 0, &bench->record, sizeof bench->record, error))
+        fail_msg("%s", error->message);
     class->program_free(program);
     class->session_close(session);
     class->close(backend);

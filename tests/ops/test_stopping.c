@@ -1,5 +1,5 @@
 /* Programs that are stopped before their end: they go on where they were, other programs may run meanwhile,
- * and what is given up leaves nothing behind. */
+ * and what is given up leaves nothing behind. On the CPU, or on the backend that CALLA_TEST_ONLY names. */
 #include "unit.h"
 
 #include <math.h>
@@ -7,7 +7,13 @@
 #include "backend/backend.h"
 #include "plan/policy.h"
 
+#ifndef CALLA_TEST_ONLY
+#define CALLA_TEST_ONLY "cpu"
+#endif
+
 enum { STEPS = 5, ROWS = 3, COLUMNS = 64 };
+
+static const struct backend_class *class;
 
 /* Operand `index` of a session's state buffers, or scratch buffer 0. */
 static struct operand view(enum space space, uint32_t index, unsigned access) {
@@ -42,7 +48,7 @@ static struct program *compile(struct device_session *session, uint32_t scratch_
         assert_non_null(plan_add(&plan, OP_SWIGLU, 0, operands, 3));
     }
     assert_true(plan_schedule(&plan, true, &error));
-    struct program *program = cpu_backend.compile(session, &plan, &error);
+    struct program *program = class->compile(session, &plan, &error);
     if (program == NULL)
         fail_msg("%s", error.message);
     plan_free(&plan);
@@ -53,12 +59,12 @@ static void fill(struct device_session *session, float first) {
     float values[ROWS * COLUMNS];
     for (size_t i = 0; i < ROWS * COLUMNS; i++)
         values[i] = first + 0.01f * (float)i;
-    assert_true(cpu_backend.write(session, SPACE_STATE, 0, 0, values, sizeof values, NULL));
+    assert_true(class->write(session, SPACE_STATE, 0, 0, values, sizeof values, NULL));
 }
 
 static void expect(struct device_session *session, float first) {
     float values[ROWS * COLUMNS];
-    assert_true(cpu_backend.read(session, SPACE_STATE, 1, 0, values, sizeof values, NULL));
+    assert_true(class->read(session, SPACE_STATE, 1, 0, values, sizeof values, NULL));
     for (size_t i = 0; i < ROWS * COLUMNS; i++) {
         double x = first + 0.01f * (float)i, y = x;
         for (int step = 0; step < STEPS; step++)
@@ -71,8 +77,11 @@ static void expect(struct device_session *session, float first) {
 static void machine_open(struct machine *machine, int threads) {
     struct calla_error error = {0};
     memset(machine, 0, sizeof *machine);
-    struct backend_options options = {.threads = threads};
-    machine->backend = cpu_backend.open(&options, &error);
+    struct policy policy;
+    policy_defaults(&policy, CALLA_TEST_ONLY);
+    policy.command_work = 0; /* every op is too much for one command buffer with others */
+    struct backend_options options = {.threads = threads, .policy = &policy};
+    machine->backend = class->open(&options, &error);
     assert_non_null(machine->backend);
     for (int i = 0; i < 2; i++)
         machine->shapes[i] = (struct buffer_shape){DTYPE_F32, ROWS, COLUMNS, "values"};
@@ -80,7 +89,7 @@ static void machine_open(struct machine *machine, int threads) {
     for (int i = 0; i < STEP_BUFFER_COUNT; i++)
         layout.step[i] = (struct buffer_shape){DTYPE_U8, 1, sizeof(struct step_record), "step"};
     for (int i = 0; i < 2; i++) {
-        machine->sessions[i] = cpu_backend.session_open(machine->backend, &layout, &error);
+        machine->sessions[i] = class->session_open(machine->backend, &layout, &error);
         assert_non_null(machine->sessions[i]);
         machine->large[i] = compile(machine->sessions[i], 1u << 18); /* 64 MiB */
         machine->small[i] = compile(machine->sessions[i], ROWS);
@@ -91,18 +100,18 @@ static void machine_open(struct machine *machine, int threads) {
 
 static void machine_close(struct machine *machine) {
     for (int i = 0; i < 2; i++) {
-        cpu_backend.program_free(machine->large[i]);
-        cpu_backend.program_free(machine->small[i]);
-        cpu_backend.session_close(machine->sessions[i]);
+        class->program_free(machine->large[i]);
+        class->program_free(machine->small[i]);
+        class->session_close(machine->sessions[i]);
     }
-    cpu_backend.close(machine->backend);
+    class->close(machine->backend);
 }
 
 /* One piece of work, as short as possible; whether the program has come to its end. */
 static bool piece(struct machine *machine, int session, struct program *program) {
     bool finished = false;
     struct calla_error error = {0};
-    if (!cpu_backend.run(machine->sessions[session], program, 0, &finished, &error))
+    if (!class->run(machine->sessions[session], program, 0, &finished, &error))
         fail_msg("%s", error.message);
     return finished;
 }
@@ -157,7 +166,7 @@ static void a_reset_gives_it_up(void **state) {
             while (!piece(&machine, 1, machine.large[1]))
                 ;
         }
-        assert_true(cpu_backend.reset(machine.sessions[0], NULL));
+        assert_true(class->reset(machine.sessions[0], NULL));
         fill(machine.sessions[0], 0.3f);
         for (int i = 0; i < STEPS; i++)
             assert_int_equal(piece(&machine, 0, machine.large[0]), i + 1 == STEPS);
@@ -165,7 +174,7 @@ static void a_reset_gives_it_up(void **state) {
     }
     /* Closed, or freed, while stopped. */
     assert_false(piece(&machine, 0, machine.large[0]));
-    cpu_backend.program_free(machine.large[0]);
+    class->program_free(machine.large[0]);
     machine.large[0] = NULL;
     assert_false(piece(&machine, 1, machine.large[1]));
     assert_true(piece(&machine, 0, machine.small[0]));
@@ -185,7 +194,7 @@ static void large_ones_take_turns(void **state) {
     expect(machine.sessions[1], 1.5f);
     assert_false(piece(&machine, 0, machine.large[0]));
     assert_false(piece(&machine, 1, machine.large[1]));
-    assert_true(cpu_backend.reset(machine.sessions[1], NULL));
+    assert_true(class->reset(machine.sessions[1], NULL));
     while (!piece(&machine, 0, machine.large[0]))
         ;
     expect(machine.sessions[0], 0.5f);
@@ -205,8 +214,8 @@ static void compiling_may_end_it(void **state) {
     for (int i = 1; i < STEPS; i++)
         assert_int_equal(piece(&machine, 0, machine.large[0]), i + 1 == STEPS);
     expect(machine.sessions[0], 0.5f);
-    cpu_backend.program_free(small);
-    cpu_backend.program_free(no_larger);
+    class->program_free(small);
+    class->program_free(no_larger);
     assert_false(piece(&machine, 0, machine.large[0]));
     struct program *larger = compile(machine.sessions[1], 1u << 19);
     assert_true(piece(&machine, 0, machine.large[0]));
@@ -217,11 +226,16 @@ static void compiling_may_end_it(void **state) {
     for (int i = 0; i < STEPS; i++)
         assert_int_equal(piece(&machine, 0, machine.large[0]), i + 1 == STEPS);
     expect(machine.sessions[0], 0.5f);
-    cpu_backend.program_free(larger);
+    class->program_free(larger);
     machine_close(&machine);
 }
 
 int main(void) {
+    struct calla_error error;
+    if ((class = backend_find(CALLA_TEST_ONLY, &error)) == NULL) {
+        print_message("%s\n", error.message);
+        return 1;
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(goes_on_where_it_stopped), cmocka_unit_test(others_run_meanwhile),
         cmocka_unit_test(a_reset_gives_it_up),      cmocka_unit_test(large_ones_take_turns),

@@ -332,6 +332,22 @@ void metal_phase(struct metal_encoder *encoder) {
         metal_encoder_barrier(encoder);
 }
 
+static uint64_t end_of(const struct metal_view *view) {
+    return view->offset + (view->rows - 1) * view->stride + view->row_bytes;
+}
+
+/* An output in the place of an input is not one of which nothing is read. */
+static bool is_read_elsewhere(const struct metal_encoder *encoder, uint32_t output) {
+    const struct metal_view *view = &encoder->slots[output].view;
+    for (uint32_t i = 0; i < METAL_BUFFER_SLOTS; i++) {
+        const struct metal_view *other = &encoder->slots[i].view;
+        if (i != output && encoder->slots[i].kind == METAL_SLOT_VIEW && other->buffer == view->buffer &&
+            (other->access & METAL_READ) != 0 && other->offset < end_of(view) && view->offset < end_of(other))
+            return true;
+    }
+    return false;
+}
+
 static void send(struct metal_encoder *encoder) {
     if (encoder->sent_pipeline != encoder->pipeline)
         metal_set_pipeline(encoder->commands, encoder->pipeline);
@@ -344,6 +360,9 @@ static void send(struct metal_encoder *encoder) {
         }
         if (slot->sent || slot->kind == METAL_SLOT_EMPTY)
             continue;
+        if (slot->kind == METAL_SLOT_VIEW && (slot->view.access & METAL_ALL) != 0 &&
+            is_read_elsewhere(encoder, i))
+            slot->view.access &= ~(uint32_t)METAL_ALL;
         if (slot->kind == METAL_SLOT_VIEW)
             metal_set_buffer(encoder->commands, i, &slot->view);
         else

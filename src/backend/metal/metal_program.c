@@ -206,7 +206,8 @@ static bool lay_out(struct metal_program *program, const struct plan *plan, stru
     return true;
 }
 
-static bool end_stopped(struct metal_backend *backend, struct calla_error *error);
+static bool end_stopped(struct metal_backend *backend, double seconds, bool *ended,
+                        struct calla_error *error);
 
 /* Makes the backend's scratch memory large enough. What runs in it must have ended before it moves. */
 static bool reserve_scratch(const struct metal_program *program, struct calla_error *error) {
@@ -214,7 +215,7 @@ static bool reserve_scratch(const struct metal_program *program, struct calla_er
     struct metal_scratch *scratch = scratch_of(program);
     if (program->scratch_bytes <= scratch->size && scratch->buffer != NULL)
         return true;
-    if (is_large(program) && !end_stopped(backend, error))
+    if (is_large(program) && !end_stopped(backend, (double)INFINITY, &(bool){false}, error))
         return false;
     for (struct metal_session *session = backend->sessions; session != NULL; session = session->next) {
         metal_session_idle(session, NULL); /* one that is lost says so when it is used */
@@ -434,18 +435,21 @@ static bool go_on(struct metal_program *program, double seconds, bool *finished,
     return true;
 }
 
-/* The large program that was left before its end is run to its end: another needs the memory it works in. */
-static bool end_stopped(struct metal_backend *backend, struct calla_error *error) {
+/* The large program that was left before its end goes on for about `seconds`, because another needs the
+ * memory that it works in; *ended when there is none any more. */
+static bool end_stopped(struct metal_backend *backend, double seconds, bool *ended,
+                        struct calla_error *error) {
     struct metal_program *program = backend->stopped;
-    bool finished = true;
+    *ended = true;
     if (program == NULL)
         return true;
-    backend->stopped = NULL;
-    if (!metal_session_usable(program->session, NULL))
-        return true; /* its owner will hear of it */
-    if (!go_on(program, (double)INFINITY, &finished, NULL) && !metal_usable(backend, error))
-        return false;
-    program->ended = program->session->resets + 1;
+    if (!metal_session_usable(program->session, NULL) || !go_on(program, seconds, ended, NULL)) {
+        metal_give_up(program->session); /* its owner will hear why */
+        *ended = true;
+        return metal_usable(backend, error);
+    }
+    if (*ended)
+        program->ended = program->session->resets + 1;
     return true;
 }
 
@@ -475,8 +479,10 @@ bool metal_run(struct device_session *base, struct program *compiled, double sec
         if (!has_room(program, session->record.position))
             return binding_context_full(program->cache_rows, session->record.position, program->cache_limit,
                                         error);
-        if (is_large(program) && !end_stopped(backend, error))
+        if (is_large(program) && !end_stopped(backend, seconds, finished, error))
             return false;
+        if (!*finished)
+            return true;
         if (program->moves != scratch_of(program)->moves && !bind_to_scratch(program, error))
             return false;
     }
