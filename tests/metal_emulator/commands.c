@@ -147,24 +147,28 @@ void metal_set_threadgroup_memory(struct metal_commands *commands, uint32_t inde
         commands->pending.shared[index] = size;
 }
 
+/* Whether the kernel has this argument: it may depend on a function constant, whose place in its file tells
+ * its number. */
+static bool has_argument(const struct metal_pipeline *pipeline, const struct emulator_argument *argument) {
+    if (argument->condition == NULL)
+        return true;
+    bool given = false;
+    for (const struct emulator_constant *constant = *pipeline->unit->constants; constant != NULL;
+         constant = constant->next)
+        for (uint32_t j = 0; j < pipeline->constant_count; j++)
+            if (constant->value == argument->condition && pipeline->constants[j].index == constant->index)
+                given = pipeline->constants[j].value.boolean;
+    return given;
+}
+
 /* Whether slots and threadgroup memory are what the kernel's arguments ask for. */
 static bool check_arguments(struct metal_commands *commands) {
     const struct dispatch *dispatch = &commands->pending;
     const struct emulator_kernel *kernel = dispatch->pipeline->kernel;
     for (uint32_t i = 0; i < kernel->argument_count; i++) {
         const struct emulator_argument *argument = &kernel->arguments[i];
-        if (argument->condition != NULL) {
-            bool given = false;
-            /* The constant's place in its file tells its number. */
-            for (const struct emulator_constant *constant = *dispatch->pipeline->unit->constants;
-                 constant != NULL; constant = constant->next)
-                for (uint32_t j = 0; j < dispatch->pipeline->constant_count; j++)
-                    if (constant->value == argument->condition &&
-                        dispatch->pipeline->constants[j].index == constant->index)
-                        given = dispatch->pipeline->constants[j].value.boolean;
-            if (!given)
-                continue;
-        }
+        if (!has_argument(dispatch->pipeline, argument))
+            continue;
         if (argument->kind == EMULATOR_THREADGROUP) {
             if (dispatch->shared[argument->index] == 0) {
                 mistake(commands, METAL_BAD_BINDING, "threadgroup memory %u ('%s') is not set",
@@ -232,6 +236,8 @@ static void keep_arguments(struct dispatch *dispatch) {
     bool used[METAL_BUFFER_SLOTS] = {false}, shared[METAL_BUFFER_SLOTS] = {false};
     const struct emulator_kernel *kernel = dispatch->pipeline->kernel;
     for (uint32_t i = 0; i < kernel->argument_count; i++) {
+        if (!has_argument(dispatch->pipeline, &kernel->arguments[i]))
+            continue;
         used[kernel->arguments[i].index] |= kernel->arguments[i].kind == EMULATOR_BUFFER;
         shared[kernel->arguments[i].index] |= kernel->arguments[i].kind == EMULATOR_THREADGROUP;
     }

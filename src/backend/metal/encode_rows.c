@@ -31,10 +31,11 @@ static void encode_embed(const struct metal_op *op, struct metal_encoder *encode
     const struct metal_operand *tokens = &op->operands[0], *table = &op->operands[1], *y = &op->operands[2];
     bool affine = table->dtype == DTYPE_AFFINE4 || table->dtype == DTYPE_AFFINE8;
     const struct metal_constant constants[] = {metal_uint(0, table->dtype),
-                                               metal_uint(1, affine ? table->scale_dtype : table->dtype)};
+                                               metal_uint(1, affine ? table->scale_dtype : table->dtype),
+                                               metal_bool(2, affine)};
     struct embed_parameters parameters = {
         .rows = table->rows, .columns = table->columns, .y_stride = y->stride};
-    metal_use(encoder, "embed", constants, 2);
+    metal_use(encoder, "embed", constants, 3);
     metal_bind(encoder, 0, tokens);
     metal_bind(encoder, 1, table);
     if (affine) {

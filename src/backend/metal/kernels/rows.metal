@@ -6,7 +6,7 @@ using namespace metal;
 
 constant uint embed_dtype [[function_constant(0)]];
 constant uint embed_scale_dtype [[function_constant(1)]];
-constant bool embed_is_affine = embed_dtype == EMBED_AFFINE4 || embed_dtype == EMBED_AFFINE8;
+constant bool embed_is_affine [[function_constant(2)]];
 
 static float embed_plain(device const uchar *values, ulong at, uint dtype) {
     if (dtype == EMBED_F32)
