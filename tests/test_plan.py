@@ -121,8 +121,8 @@ def test_kernels_and_predictions_for_metal(calla):
 def test_a_long_context_and_a_chunk_on_metal(calla):
     short, long = (plan_json(calla, "--backend", "metal", "--context", n) for n in ("4096", "131071"))
     assert short["kernels"] <= long["kernels"] <= 380
-    # From attention_split on, attention may take a phase more in each of ten layers.
-    assert short["kernel_phases"] <= 300 and long["kernel_phases"] <= short["kernel_phases"] + 10
+    # Over a long context attention takes a phase more in each of ten layers.
+    assert short["kernel_phases"] <= long["kernel_phases"] <= 310
     assert all(a["least_seconds"] < b["least_seconds"] for a, b in zip(short["predictions"], long["predictions"]))
     chunk = plan_json(calla, "--backend", "metal", "--phase", "prefill", "--rows", "512")
     fastest = chunk["predictions"][-1]
