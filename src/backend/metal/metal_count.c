@@ -35,12 +35,9 @@ static bool count_op(const struct op *op, struct metal_encoder *encoder, struct 
     for (uint32_t i = 0; i < op->operand_count; i++)
         bound.operands[i] = unbound(&op->operands[i]);
     const struct metal_kernel *kernel = metal_kernel_of(&bound, encoder);
-    if (kernel == NULL) { /* not built yet: one launch */
-        (void)error;
-        encoder->counts->kernels++;
-        encoder->barrier_due = true;
-        return true;
-    }
+    if (kernel == NULL)
+        return error_set(error, CALLA_UNSUPPORTED, "Metal: op %s of layer %d has no kernel that fits it.",
+                         op_name(op->kind), op->layer);
     uint64_t size = kernel->workspace == NULL ? 0 : kernel->workspace(&bound, encoder);
     bound.workspace = (struct metal_operand){.dtype = DTYPE_U8,
                                              .rows = size > 0,
