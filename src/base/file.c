@@ -26,6 +26,22 @@ char *path_join(const char *folder, const char *name) {
     return buffer_take(&path, NULL);
 }
 
+bool folder_make(const char *path, struct calla_error *error) {
+    char *copy = strdup(path);
+    if (copy == NULL)
+        return error_memory(error, "a file name", strlen(path));
+    for (char *at = copy; *at != 0; at++)
+        if (*at == '/' && at > copy) {
+            *at = 0;
+            mkdir(copy, 0700);
+            *at = '/';
+        }
+    bool ok = mkdir(copy, 0700) == 0 || errno == EEXIST ||
+              error_set(error, CALLA_IO, "The folder %s cannot be made: %s.", path, strerror(errno));
+    free(copy);
+    return ok;
+}
+
 bool file_open(struct file *file, const char *path, struct calla_error *error) {
     memset(file, 0, sizeof *file);
     file->descriptor = -1;

@@ -16,6 +16,9 @@ enum file_kind file_kind(const char *path);
 /* "folder/name" on the heap, or NULL when memory is short. */
 char *path_join(const char *folder, const char *name);
 
+/* Makes a folder and those above it, where they are not there; only its owner may look into what is made. */
+bool folder_make(const char *path, struct calla_error *error);
+
 /* Appends the whole file to *out. Fails when it is not a regular file, larger than `limit` or cannot be read.
  */
 bool file_read(const char *path, size_t limit, struct buffer *out, struct calla_error *error);

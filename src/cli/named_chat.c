@@ -1,9 +1,7 @@
 #include "cli/named_chat.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "base/file.h"
 
@@ -19,18 +17,6 @@ static bool check_name(const char *name, struct calla_error *error) {
         "A conversation's name has 1 to %d letters of a to z, digits, '-', '_' and '.', and begins with "
         "another than '.'; \"%.120s\" is none.",
         LONGEST_NAME, name);
-}
-
-/* Makes a folder and those above it; only its owner may look into what is made. */
-static bool make_folders(char *path, struct calla_error *error) {
-    for (char *at = path + 1; *at != 0; at++)
-        if (*at == '/') {
-            *at = 0;
-            mkdir(path, 0700);
-            *at = '/';
-        }
-    return mkdir(path, 0700) == 0 || errno == EEXIST ||
-           error_set(error, CALLA_IO, "The folder %s cannot be made: %s.", path, strerror(errno));
 }
 
 static char *folder_of(const char *name, struct calla_error *error) {
@@ -54,7 +40,7 @@ static char *folder_of(const char *name, struct calla_error *error) {
 bool named_chat_open(struct named_chat *chat, const char *name, struct conversation *conversation,
                      struct calla_error *error) {
     if (!check_name(name, error) || (chat->folder = folder_of(name, error)) == NULL ||
-        !make_folders(chat->folder, error))
+        !folder_make(chat->folder, error))
         return false;
     chat->file = path_join(chat->folder, "conversation.json");
     if (chat->file == NULL)

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -138,9 +139,21 @@ static void drop(struct snapshot_store *store, struct stored_snapshot *stored) {
     forget(store, stored);
 }
 
+/* What the files may take in all: less than the limit where the disk is short of it. */
+static uint64_t disk_limit(const struct snapshot_store *store) {
+    struct statvfs status;
+    if (statvfs(store->folder, &status) != 0)
+        return store->options.limit;
+    uint64_t free_bytes = (uint64_t)status.f_bavail * status.f_frsize;
+    uint64_t share =
+        free_bytes > UINT64_MAX - store->info.bytes ? UINT64_MAX : store->info.bytes + free_bytes;
+    share -= share / 10; /* a cache must not fill a disk to the brim */
+    return share < store->options.limit ? share : store->options.limit;
+}
+
 /* Makes room for `bytes`: files of other models go first, then those that were not of use for longest. */
 static bool make_room(struct snapshot_store *store, uint64_t bytes, const struct stored_snapshot *keep) {
-    while (store->info.bytes + store->reserved + bytes > store->options.limit) {
+    for (uint64_t limit; limit = disk_limit(store), store->info.bytes + store->reserved + bytes > limit;) {
         struct stored_snapshot *oldest = NULL;
         for (struct stored_snapshot *stored = store->all; stored != NULL; stored = stored->next)
             if (stored->children == 0 && stored != keep &&
@@ -506,24 +519,6 @@ bool snapshot_store_load(struct snapshot_store *store, struct stored_snapshot *s
 
 /* The beginning and the end */
 
-/* Makes the folder and what is above it; only its owner may look into it. */
-static bool make_folder(const char *folder, struct calla_error *error) {
-    char *path = strdup(folder);
-    if (path == NULL)
-        return error_memory(error, "a file name", strlen(folder));
-    for (char *at = path + 1; *at != 0; at++)
-        if (*at == '/') {
-            *at = 0;
-            mkdir(path, 0700);
-            *at = '/';
-        }
-    bool ok = mkdir(path, 0700) == 0 || errno == EEXIST;
-    if (!ok)
-        error_set(error, CALLA_IO, "The cache's folder %s cannot be made: %s.", folder, strerror(errno));
-    free(path);
-    return ok;
-}
-
 static void lock_folder(struct snapshot_store *store) {
     char *path = path_join(store->folder, "lock");
     store->lock_file = path == NULL ? -1 : open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -541,7 +536,7 @@ static void lock_folder(struct snapshot_store *store) {
 struct snapshot_store *snapshot_store_open(struct calla_model *model,
                                            const struct snapshot_store_options *options,
                                            struct prefix_node *root, struct calla_error *error) {
-    if (!make_folder(options->folder, error) || !model_key(model, error))
+    if (!folder_make(options->folder, error) || !model_key(model, error))
         return NULL;
     struct snapshot_store *store = calloc(1, sizeof *store);
     if (store == NULL || (store->folder = strdup(options->folder)) == NULL) {

@@ -1,8 +1,9 @@
-/* What happens to files that are being written when those that they grow from are lost. */
+/* Files of snapshots where the disk is slow, short of room, or loses some of them. */
 #include "unit.h"
 
 #include <pthread.h>
 #include <stdio.h>
+#include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -19,6 +20,19 @@ int fsync(int descriptor) {
     (void)descriptor;
     pthread_mutex_lock(&gate);
     pthread_mutex_unlock(&gate);
+    return 0;
+}
+
+/* And this too: a disk of `disk_size` bytes with nothing else on it; 0: an endless one. */
+static uint64_t disk_size;
+static const struct snapshot_store *on_disk;
+
+int statvfs(const char *path, struct statvfs *status) {
+    (void)path;
+    struct snapshot_store_info info = {0};
+    if (disk_size > 0)
+        snapshot_store_info(on_disk, &info);
+    *status = (struct statvfs){.f_frsize = 1, .f_bavail = disk_size > 0 ? disk_size - info.bytes : 1 << 30};
     return 0;
 }
 
@@ -45,26 +59,49 @@ static void forget(struct prefix_node *node) {
     node->snapshot = NULL;
 }
 
+struct fixture {
+    struct calla_model *model;
+    struct calla_session *session;
+    struct snapshot_store *store;
+    struct prefix_node root;
+    char *folder;
+};
+
+/* The tree's root must stay where the store knows it, which is only while it opens an empty folder. */
+static struct fixture open_all(void) {
+    struct calla_model_options options = {.path = "models/calla-tiny", .backend = "cpu", .threads = 2};
+    struct fixture fixture = {.folder = scratch_new(), .model = calla_model_open(&options, NULL)};
+    assert_non_null(fixture.model);
+    fixture.session = calla_session_open(fixture.model, NULL, NULL);
+    struct snapshot_store_options where = {.folder = fixture.folder, .limit = (uint64_t)1 << 30};
+    fixture.store = snapshot_store_open(fixture.model, &where, &fixture.root, NULL);
+    assert_non_null(fixture.store);
+    return fixture;
+}
+
+static void close_all(struct fixture *fixture) {
+    snapshot_store_close(fixture->store);
+    prefix_tree_free(&fixture->root);
+    calla_session_close(fixture->session);
+    calla_model_close(fixture->model);
+    scratch_remove(fixture->folder);
+}
+
 static void a_parent_is_lost_while_its_child_is_written(void **state) {
     (void)state;
-    struct calla_model_options options = {.path = "models/calla-tiny", .backend = "cpu", .threads = 2};
-    struct calla_model *model = calla_model_open(&options, NULL);
-    assert_non_null(model);
-    struct calla_session *session = calla_session_open(model, NULL, NULL);
-    char *folder = scratch_new();
-    struct prefix_node root = {0};
-    struct snapshot_store_options where = {.folder = folder, .limit = (uint64_t)1 << 30};
-    struct snapshot_store *store = snapshot_store_open(model, &where, &root, NULL);
-    assert_non_null(store);
+    struct fixture fixture = open_all();
+    struct calla_session *session = fixture.session;
+    struct snapshot_store *store = fixture.store;
+    char *folder = fixture.folder;
     static int32_t tokens[SECOND];
     for (int i = 0; i < SECOND; i++)
         tokens[i] = i * 7 % 256;
 
-    struct prefix_node *first = node_of(&root, session, tokens, FIRST);
+    struct prefix_node *first = node_of(&fixture.root, session, tokens, FIRST);
     assert_true(snapshot_store_offer(store, first, NULL));
     collect_all(store);
     assert_non_null(first->stored);
-    struct prefix_node *second = node_of(&root, session, tokens, SECOND);
+    struct prefix_node *second = node_of(&fixture.root, session, tokens, SECOND);
     pthread_mutex_lock(&gate);
     assert_true(snapshot_store_offer(store, second, first->stored));
 
@@ -93,14 +130,38 @@ static void a_parent_is_lost_while_its_child_is_written(void **state) {
 
     forget(first);
     forget(second);
-    snapshot_store_close(store);
-    prefix_tree_free(&root);
-    calla_session_close(session);
-    calla_model_close(model);
-    scratch_remove(folder);
+    close_all(&fixture);
+}
+
+/* The oldest goes where the disk, and not the limit, has no room. */
+static void a_short_disk_makes_room(void **state) {
+    (void)state;
+    struct fixture fixture = open_all();
+    static int32_t tokens[FIRST];
+    struct prefix_node *nodes[3];
+    struct snapshot_store_info info;
+    for (int i = 0; i < 3; i++) {
+        tokens[0] = i + 1;
+        nodes[i] = node_of(&fixture.root, fixture.session, tokens, FIRST);
+        assert_true(snapshot_store_offer(fixture.store, nodes[i], NULL));
+        collect_all(fixture.store);
+        snapshot_store_info(fixture.store, &info);
+        on_disk = fixture.store;
+        disk_size = info.bytes / info.files * 5 / 2; /* room for two */
+        if (nodes[i]->stored != NULL)
+            nodes[i]->stored->used = i + 1;
+    }
+    disk_size = 0;
+    assert_null(nodes[0]->stored);
+    assert_non_null(nodes[2]->stored);
+    assert_int_equal(info.files, 2);
+    for (int i = 0; i < 3; i++)
+        forget(nodes[i]);
+    close_all(&fixture);
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(a_parent_is_lost_while_its_child_is_written)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(a_parent_is_lost_while_its_child_is_written),
+                                       cmocka_unit_test(a_short_disk_makes_room)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
