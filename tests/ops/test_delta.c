@@ -20,7 +20,7 @@ static const struct shape shapes[] = {
     {5, 2, 2, 64, 12, 4},
     {3, 1, 2, 64, 70, 4},
     {6, 1, 2, 8, 5, 4},
-    {18, 2, 4, 128, 128, 4},
+    {3, 2, 4, 128, 128, 4},
 };
 #define SHAPES (sizeof shapes / sizeof *shapes)
 
