@@ -1,42 +1,69 @@
 /* The mixture of experts: routing, sorting by expert, the experts' products. */
-#include "backend/metal/encode_products.h"
+#include "backend/metal/encode_gemm.h"
 
 /* ---- The router: logits of all experts and of the shared gate, [T, E+1] in the workspace; then the choice.
- */
+ * Nothing is rounded to 16 bits here: nearly equal experts would change places. */
+
+struct router_memory {
+    struct metal_operand logits, x; /* x: prepared, for many rows */
+    uint64_t bytes;
+};
+
+static struct router_memory router_memory(const struct metal_op *op) {
+    struct workspace_places places = {&op->workspace, 0};
+    struct router_memory memory;
+    const struct metal_operand *x = &op->operands[0];
+    memory.logits = workspace_place(&places, DTYPE_F32, x->rows, op->op->constants.experts + 1);
+    if (gemm_fits(x, metal_after_input(op)))
+        memory.x = workspace_place(&places, DTYPE_F32, x->rows, x->columns);
+    memory.bytes = places.used;
+    return memory;
+}
 
 static uint64_t router_workspace(const struct metal_op *op, const struct metal_encoder *encoder) {
     (void)encoder;
-    return sizeof(float) * op->operands[0].rows * ((uint64_t)op->op->constants.experts + 1);
+    return router_memory(op).bytes;
+}
+
+/* logits -> ids, scores */
+static void encode_route(const struct metal_operand *logits, const struct metal_operand *ids,
+                         const struct metal_operand *scores, struct metal_encoder *encoder) {
+    struct metal_operand in = *logits;
+    const struct route_parameters given = {in.columns - 1, ids->columns, ids->stride, scores->stride};
+    in.access = ACCESS_READ;
+    metal_use(encoder, "route", NULL, 0);
+    metal_bind_bytes(encoder, 0, &given, sizeof given);
+    metal_bind(encoder, 1, &in);
+    metal_bind_output(encoder, 2, ids);
+    metal_bind_output(encoder, 3, scores);
+    metal_bind_memory(encoder, 0, 4 * 32 * (divide_up(given.experts, 32) + divide_up(given.chosen, 32)));
+    metal_launch(encoder, (struct metal_size){in.rows, 1, 1}, (struct metal_size){METAL_SIMD_WIDTH, 1, 1});
 }
 
 static void encode_router(const struct metal_op *op, struct metal_encoder *encoder) {
     const struct op_constants *constants = &op->op->constants;
-    const struct metal_operand *x = &op->operands[0], *rest = metal_after_input(op);
-    const struct metal_operand *ids = &rest[2], *scores = &rest[3];
-    uint32_t experts = constants->experts;
-    struct metal_operand logits =
-        workspace_view(&op->workspace, 0, DTYPE_F32, x->rows, experts + 1, ACCESS_WRITE);
-    struct metal_operand pairs[4] = {rest[0], logits, rest[1], logits};
-    pairs[1].columns = experts;
+    const struct metal_operand *rest = metal_after_input(op);
+    const struct router_memory memory = router_memory(op);
+    struct metal_operand pairs[4] = {rest[0], memory.logits, rest[1], memory.logits};
+    pairs[1].columns = constants->experts;
     pairs[3].columns = 1;
-    pairs[3].offset += sizeof(float) * experts;
-    const struct linear_products products = {.x = x,
-                                             .norm = constants->normalise ? &op->operands[1] : NULL,
-                                             .pairs = pairs,
-                                             .count = 2,
-                                             .epsilon = constants->epsilon};
+    pairs[3].offset += sizeof(float) * constants->experts;
+    struct linear_products products = {.x = &op->operands[0],
+                                       .norm = constants->normalise ? &op->operands[1] : NULL,
+                                       .pairs = pairs,
+                                       .count = 2,
+                                       .epsilon = constants->epsilon};
+    if (gemm_fits(products.x, rest)) {
+        encode_prepare(products.x, products.norm, products.epsilon, &memory.x, encoder);
+        metal_phase(encoder);
+        const struct gemm gemm = {.x = &memory.x, .matrix = &pairs[0], .y = &pairs[1]};
+        encode_gemm(&gemm, encoder);
+        products.pairs += 2; /* the shared gate is one row */
+        products.count = 1;
+    }
     encode_linear_rows(&products, encoder);
     metal_phase(encoder);
-    const struct route_parameters given = {experts, constants->experts_per_token, ids->stride,
-                                           scores->stride};
-    metal_use(encoder, "route", NULL, 0);
-    metal_bind_bytes(encoder, 0, &given, sizeof given);
-    logits.access = ACCESS_READ;
-    metal_bind(encoder, 1, &logits);
-    metal_bind_output(encoder, 2, ids);
-    metal_bind_output(encoder, 3, scores);
-    metal_bind_memory(encoder, 0, 4 * 32 * (divide_up(experts, 32) + divide_up(given.chosen, 32)));
-    metal_launch(encoder, (struct metal_size){x->rows, 1, 1}, (struct metal_size){METAL_SIMD_WIDTH, 1, 1});
+    encode_route(&memory.logits, &rest[2], &rest[3], encoder);
 }
 
 const struct metal_kernel metal_router[] = {{NULL, router_workspace, encode_router}};
@@ -88,8 +115,6 @@ static void encode_linear_pairs(const struct metal_op *op, struct metal_encoder 
     launch_pairs(encoder, given.out, simdgroups_of(encoder, 2), given.rows * given.chosen);
 }
 
-const struct metal_kernel metal_expert_linear[] = {{NULL, NULL, encode_linear_pairs}};
-
 static void encode_gate_up_pairs(const struct metal_op *op, struct metal_encoder *encoder) {
     const struct op_constants *constants = &op->op->constants;
     const struct metal_operand *x = &op->operands[0], *ids = metal_after_input(op);
@@ -122,8 +147,6 @@ static void encode_gate_up_pairs(const struct metal_op *op, struct metal_encoder
                  simdgroups_of(encoder, 2), given.rows * (given.chosen + 1));
 }
 
-const struct metal_kernel metal_expert_gate_up[] = {{NULL, NULL, encode_gate_up_pairs}};
-
 static void encode_down_pairs(const struct metal_op *op, struct metal_encoder *encoder) {
     const struct metal_operand *routed = &op->operands[0], *shared = &op->operands[1],
                                *ids = &op->operands[2];
@@ -155,4 +178,174 @@ static void encode_down_pairs(const struct metal_op *op, struct metal_encoder *e
                  (struct metal_size){METAL_SIMD_WIDTH * simdgroups_of(encoder, given.chosen + 1), 1, 1});
 }
 
-const struct metal_kernel metal_expert_down[] = {{NULL, NULL, encode_down_pairs}};
+/* ---- Many rows, expert by expert */
+
+/* starts and order follow ids, where there are any. */
+static bool sorted_fits(const struct metal_operand *x, uint32_t rows, const struct metal_operand *matrix) {
+    struct metal_operand tokens = *x;
+    tokens.rows = rows;
+    return gemm_fits(&tokens, matrix);
+}
+
+static bool same_kind(const struct metal_operand *a, const struct metal_operand *b) {
+    return weight_kind(a) == weight_kind(b);
+}
+
+static bool linear_sorted_fits(const struct metal_op *op, const struct metal_encoder *encoder) {
+    (void)encoder;
+    return op->op->operand_count == 6 &&
+           sorted_fits(&op->operands[0], op->operands[1].rows, &op->operands[4]);
+}
+
+struct linear_memory {
+    struct metal_operand x, expanded;
+    struct gemm_groups groups;
+    uint64_t bytes;
+};
+
+static struct linear_memory linear_memory(const struct metal_op *op, const struct metal_encoder *encoder) {
+    struct workspace_places places = {&op->workspace, 0};
+    const struct metal_operand *x = &op->operands[0], *ids = &op->operands[1];
+    struct linear_memory memory;
+    memory.x = workspace_place(&places, DTYPE_BF16, x->rows, x->columns);
+    memory.groups = gemm_groups_place(&places, encoder, &op->operands[2], &op->operands[3]);
+    memory.groups.pairs_of_row = x->rows == ids->rows ? ids->columns : 1;
+    memory.expanded = expanded_place(&places, encoder, &op->operands[4], NULL, memory.groups.experts);
+    memory.bytes = places.used;
+    return memory;
+}
+
+static uint64_t linear_sorted_workspace(const struct metal_op *op, const struct metal_encoder *encoder) {
+    return linear_memory(op, encoder).bytes;
+}
+
+static void encode_linear_sorted(const struct metal_op *op, struct metal_encoder *encoder) {
+    const struct linear_memory memory = linear_memory(op, encoder);
+    const struct metal_operand *y = &op->operands[5];
+    encode_prepare(&op->operands[0], NULL, 0, &memory.x, encoder);
+    encode_expert_tiles(&memory.groups, y->columns, false, encoder);
+    metal_phase(encoder);
+    const struct gemm gemm = {.x = &memory.x,
+                              .matrix = &op->operands[4],
+                              .y = y,
+                              .groups = &memory.groups,
+                              .expanded = &memory.expanded};
+    encode_gemm(&gemm, encoder);
+}
+
+static bool gate_up_sorted_fits(const struct metal_op *op, const struct metal_encoder *encoder) {
+    (void)encoder;
+    const struct metal_operand *matrices = &op->operands[op->op->operand_count - 6];
+    return matrices - metal_after_input(op) == 3 && gemm_fits(&op->operands[0], &matrices[0]) &&
+           gemm_fits(&op->operands[0], &matrices[2]) && same_kind(&matrices[0], &matrices[1]) &&
+           same_kind(&matrices[2], &matrices[3]);
+}
+
+struct gate_up_memory {
+    struct metal_operand x, expanded[2]; /* the experts' matrices, the shared ones */
+    struct gemm_groups groups;
+    uint64_t bytes;
+};
+
+static struct gate_up_memory gate_up_memory(const struct metal_op *op, const struct metal_encoder *encoder) {
+    struct workspace_places places = {&op->workspace, 0};
+    const struct metal_operand *x = &op->operands[0], *ids = metal_after_input(op), *matrices = ids + 3;
+    struct gate_up_memory memory;
+    memory.x = workspace_place(&places, DTYPE_BF16, x->rows, x->columns);
+    memory.groups = gemm_groups_place(&places, encoder, &ids[1], &ids[2]);
+    memory.groups.pairs_of_row = ids->columns;
+    memory.expanded[0] = expanded_place(&places, encoder, &matrices[0], &matrices[1], memory.groups.experts);
+    memory.expanded[1] = expanded_place(&places, encoder, &matrices[2], &matrices[3], 0);
+    memory.bytes = places.used;
+    return memory;
+}
+
+static uint64_t gate_up_sorted_workspace(const struct metal_op *op, const struct metal_encoder *encoder) {
+    return gate_up_memory(op, encoder).bytes;
+}
+
+static void encode_gate_up_sorted(const struct metal_op *op, struct metal_encoder *encoder) {
+    const struct op_constants *constants = &op->op->constants;
+    const struct gate_up_memory memory = gate_up_memory(op, encoder);
+    const struct metal_operand *matrices = metal_after_input(op) + 3, *routed = &matrices[4];
+    encode_prepare(&op->operands[0], constants->normalise ? &op->operands[1] : NULL, constants->epsilon,
+                   &memory.x, encoder);
+    encode_expert_tiles(&memory.groups, routed->columns, true, encoder);
+    metal_phase(encoder);
+    const struct gemm products[2] = {{.x = &memory.x,
+                                      .matrix = &matrices[0],
+                                      .up = &matrices[1],
+                                      .y = routed,
+                                      .groups = &memory.groups,
+                                      .expanded = &memory.expanded[0]},
+                                     {.x = &memory.x,
+                                      .matrix = &matrices[2],
+                                      .up = &matrices[3],
+                                      .y = &matrices[5],
+                                      .expanded = &memory.expanded[1]}};
+    encode_gemm(&products[0], encoder);
+    encode_gemm(&products[1], encoder);
+}
+
+static bool down_sorted_fits(const struct metal_op *op, const struct metal_encoder *encoder) {
+    (void)encoder;
+    const struct metal_operand *routed = &op->operands[0], *shared = &op->operands[1];
+    return op->op->operand_count == 9 && sorted_fits(routed, shared->rows, &op->operands[6]) &&
+           gemm_fits(shared, &op->operands[7]);
+}
+
+struct down_memory {
+    struct metal_operand x[2], products[2], expanded[2]; /* routed, shared */
+    struct gemm_groups groups;
+    uint64_t bytes;
+};
+
+static struct down_memory down_memory(const struct metal_op *op, const struct metal_encoder *encoder) {
+    struct workspace_places places = {&op->workspace, 0};
+    uint32_t hidden = op->operands[8].columns;
+    struct down_memory memory;
+    memory.groups = gemm_groups_place(&places, encoder, &op->operands[4], &op->operands[5]);
+    for (uint32_t i = 0; i < 2; i++) {
+        const struct metal_operand *x = &op->operands[i];
+        memory.x[i] = workspace_place(&places, DTYPE_BF16, x->rows, x->columns);
+        memory.products[i] = workspace_place(&places, DTYPE_F32, x->rows, hidden);
+        memory.expanded[i] =
+            expanded_place(&places, encoder, &op->operands[6 + i], NULL, i == 0 ? memory.groups.experts : 0);
+    }
+    memory.bytes = places.used;
+    return memory;
+}
+
+static uint64_t down_sorted_workspace(const struct metal_op *op, const struct metal_encoder *encoder) {
+    return down_memory(op, encoder).bytes;
+}
+
+static void encode_down_sorted(const struct metal_op *op, struct metal_encoder *encoder) {
+    struct down_memory memory = down_memory(op, encoder);
+    for (uint32_t i = 0; i < 2; i++)
+        encode_prepare(&op->operands[i], NULL, 0, &memory.x[i], encoder);
+    encode_expert_tiles(&memory.groups, op->operands[8].columns, false, encoder);
+    metal_phase(encoder);
+    for (uint32_t i = 0; i < 2; i++) {
+        const struct gemm gemm = {.x = &memory.x[i],
+                                  .matrix = &op->operands[6 + i],
+                                  .y = &memory.products[i],
+                                  .groups = i == 0 ? &memory.groups : NULL,
+                                  .expanded = &memory.expanded[i]};
+        encode_gemm(&gemm, encoder);
+        memory.products[i].access = ACCESS_READ;
+    }
+    metal_phase(encoder);
+    /* What is left is what expert_combine does. */
+    const struct metal_op combine = {
+        .op = op->op, .operands = {memory.products[0], memory.products[1], op->operands[3], op->operands[8]}};
+    metal_expert_combine[0].encode(&combine, encoder);
+}
+
+const struct metal_kernel metal_expert_linear[] = {
+    {linear_sorted_fits, linear_sorted_workspace, encode_linear_sorted}, {NULL, NULL, encode_linear_pairs}};
+const struct metal_kernel metal_expert_gate_up[] = {
+    {gate_up_sorted_fits, gate_up_sorted_workspace, encode_gate_up_sorted},
+    {NULL, NULL, encode_gate_up_pairs}};
+const struct metal_kernel metal_expert_down[] = {
+    {down_sorted_fits, down_sorted_workspace, encode_down_sorted}, {NULL, NULL, encode_down_pairs}};

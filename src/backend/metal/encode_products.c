@@ -1,5 +1,5 @@
 /* Products with whole matrices: linear and head. */
-#include "backend/metal/encode_products.h"
+#include "backend/metal/encode_gemm.h"
 
 _Static_assert(WEIGHT_F32 == DTYPE_F32 && WEIGHT_F16 == DTYPE_F16 && WEIGHT_BF16 == DTYPE_BF16 &&
                    WEIGHT_AFFINE4 == DTYPE_AFFINE4 && WEIGHT_AFFINE8 == DTYPE_AFFINE8,
@@ -33,15 +33,18 @@ uint32_t simdgroups_of(const struct metal_encoder *encoder, uint32_t wanted) {
     return most < wanted ? most : wanted;
 }
 
-struct metal_operand workspace_view(const struct metal_operand *workspace, uint64_t offset, enum dtype dtype,
-                                    uint32_t rows, uint32_t columns, uint32_t access) {
-    return (struct metal_operand){.buffer = workspace->buffer,
-                                  .offset = workspace->offset + offset,
+struct metal_operand workspace_place(struct workspace_places *places, enum dtype dtype, uint32_t rows,
+                                     uint32_t columns) {
+    struct metal_operand place = {.buffer = places->workspace->buffer,
+                                  .offset = places->workspace->offset + places->used,
                                   .dtype = dtype,
                                   .rows = rows,
                                   .columns = columns,
                                   .stride = columns,
-                                  .access = access};
+                                  .access = ACCESS_READ | ACCESS_WRITE};
+    uint64_t bytes = (uint64_t)rows * columns * dtype_bits(dtype) / 8;
+    places->used += (bytes + METAL_ALIGNMENT - 1) / METAL_ALIGNMENT * METAL_ALIGNMENT;
+    return place;
 }
 
 /* One launch for matrices of one kind. */
@@ -92,26 +95,78 @@ void encode_linear_rows(const struct linear_products *products, struct metal_enc
     }
 }
 
-static struct linear_products products_of(const struct metal_op *op, uint32_t count) {
+/* ---- Few rows */
+
+static uint32_t matrix_count(const struct metal_op *op) {
+    return op->op->kind == OP_LINEAR ? op->op->constants.matrix_count : 1;
+}
+
+static struct linear_products products_of(const struct metal_op *op) {
     const struct op_constants *constants = &op->op->constants;
     return (struct linear_products){.x = &op->operands[0],
                                     .norm = constants->normalise ? &op->operands[1] : NULL,
                                     .pairs = metal_after_input(op),
-                                    .count = count,
+                                    .count = matrix_count(op),
                                     .epsilon = constants->epsilon,
-                                    .accumulate = constants->accumulate};
+                                    .accumulate = op->op->kind == OP_LINEAR && constants->accumulate};
 }
 
-static void encode_linear(const struct metal_op *op, struct metal_encoder *encoder) {
-    struct linear_products products = products_of(op, op->op->constants.matrix_count);
+static void encode_few_rows(const struct metal_op *op, struct metal_encoder *encoder) {
+    struct linear_products products = products_of(op);
     encode_linear_rows(&products, encoder);
 }
 
-static void encode_head(const struct metal_op *op, struct metal_encoder *encoder) {
-    struct linear_products products = products_of(op, 1);
-    products.accumulate = false;
-    encode_linear_rows(&products, encoder);
+/* ---- Many rows */
+
+static bool many_rows_fit(const struct metal_op *op, const struct metal_encoder *encoder) {
+    (void)encoder;
+    for (uint32_t i = 0; i < matrix_count(op); i++)
+        if (!gemm_fits(&op->operands[0], &metal_after_input(op)[2 * i]))
+            return false;
+    return true;
 }
 
-const struct metal_kernel metal_linear[] = {{NULL, NULL, encode_linear}};
-const struct metal_kernel metal_head[] = {{NULL, NULL, encode_head}};
+struct many_rows_memory {
+    struct metal_operand x, expanded[LINEAR_MATRICES + 1];
+    uint64_t bytes;
+};
+
+static struct many_rows_memory many_rows_memory(const struct metal_op *op,
+                                                const struct metal_encoder *encoder) {
+    struct workspace_places places = {&op->workspace, 0};
+    struct many_rows_memory memory;
+    memory.x = workspace_place(&places, DTYPE_BF16, op->operands[0].rows, op->operands[0].columns);
+    /* One after the other they take the same place. */
+    uint64_t used = places.used, most = used;
+    for (uint32_t i = 0; i < matrix_count(op); i++) {
+        places.used = used;
+        memory.expanded[i] = expanded_place(&places, encoder, &metal_after_input(op)[2 * i], NULL, 0);
+        most = places.used > most ? places.used : most;
+    }
+    memory.bytes = most;
+    return memory;
+}
+
+static uint64_t many_rows_workspace(const struct metal_op *op, const struct metal_encoder *encoder) {
+    return many_rows_memory(op, encoder).bytes;
+}
+
+static void encode_many_rows(const struct metal_op *op, struct metal_encoder *encoder) {
+    const struct linear_products products = products_of(op);
+    const struct many_rows_memory memory = many_rows_memory(op, encoder);
+    encode_prepare(products.x, products.norm, products.epsilon, &memory.x, encoder);
+    metal_phase(encoder);
+    for (uint32_t i = 0; i < products.count; i++) {
+        const struct gemm gemm = {.x = &memory.x,
+                                  .matrix = &products.pairs[2 * i],
+                                  .y = &products.pairs[2 * i + 1],
+                                  .expanded = &memory.expanded[i],
+                                  .accumulate = products.accumulate};
+        encode_gemm(&gemm, encoder);
+    }
+}
+
+const struct metal_kernel metal_linear[] = {{many_rows_fit, many_rows_workspace, encode_many_rows},
+                                            {NULL, NULL, encode_few_rows}};
+const struct metal_kernel metal_head[] = {{many_rows_fit, many_rows_workspace, encode_many_rows},
+                                          {NULL, NULL, encode_few_rows}};

@@ -34,9 +34,14 @@ static inline uint32_t divide_up(uint32_t a, uint32_t b) {
     return (a + b - 1) / b;
 }
 
-/* A view of float32 (or another type) within a workspace. */
-struct metal_operand workspace_view(const struct metal_operand *workspace, uint64_t offset, enum dtype dtype,
-                                    uint32_t rows, uint32_t columns, uint32_t access);
+/* Parts of a workspace, one after the other, each aligned. */
+struct workspace_places {
+    const struct metal_operand *workspace;
+    uint64_t used; /* bytes */
+};
+
+struct metal_operand workspace_place(struct workspace_places *places, enum dtype dtype, uint32_t rows,
+                                     uint32_t columns);
 
 /* y = x W^T for `count` matrices that follow each other as W, y, W, y: what OP_LINEAR means. */
 struct linear_products {

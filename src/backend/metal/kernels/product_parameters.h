@@ -55,4 +55,43 @@ struct expert_sort_parameters {
     uint32_t experts, pairs, chosen, ids_stride;
 };
 
+/* ---- Many rows */
+
+/* A tile of a matrix product of many rows: GEMM_COLUMNS columns of y by 16, 32 or 64 rows; gate and up
+ * together have half as many columns. Each of GEMM_THREADS threads brings GEMM_DEPTH / 2 columns of a row of
+ * W. */
+#define GEMM_COLUMNS 64
+#define GEMM_DEPTH 32
+#define GEMM_THREADS 128
+#define TENSOR_DEPTH 64 /* that of tensor operations */
+
+struct gemm_parameters {
+    uint32_t rows;    /* of y; grouped: of order */
+    uint32_t columns; /* of x and W, a multiple of GEMM_DEPTH (of TENSOR_DEPTH with tensor operations) */
+    uint32_t out;     /* rows of W, of an expert's where grouped */
+    uint32_t y_stride;
+    uint32_t pairs_of_row;          /* grouped: pair p is of row p / pairs_of_row of x */
+    uint32_t first_expert, experts; /* grouped: those that W holds */
+};
+
+/* Up to 16, 32 (rows of a tile) pairs of one expert: order[first] .. order[first + rows - 1] */
+struct expert_tile {
+    uint32_t expert, first, rows, unused;
+};
+
+struct expert_tiles_parameters {
+    uint32_t experts, tile_rows;
+    uint32_t column_tiles; /* threadgroups for each tile */
+};
+
+struct prepare_parameters {
+    uint32_t columns, stride;
+    float epsilon;
+};
+
+struct expand_parameters {
+    uint64_t first_piece; /* of 16 columns */
+    uint32_t pieces;
+};
+
 #endif
