@@ -9,7 +9,7 @@
 #include "engine/reply_memory.h"
 #include "scratch.h"
 
-static struct remembered reply_number(int32_t *number) {
+static struct remembered reply_number(const int32_t *number) {
     return (struct remembered){.said = {1}, .before = number, .before_count = 1};
 }
 
