@@ -1,5 +1,6 @@
-/* metal_device.h on Metal. Nothing is decided here: each function is the few calls that its comment in the header
- * describes. Compiled with ARC; the structs own their objects, and `release` lets go of them before the memory.
+/* metal_device.h on Metal. Nothing is decided here: each function is the few calls that its comment in the
+ * header describes. Compiled with ARC; the structs own their objects, and `release` lets go of them before
+ * the memory.
  *
  * It has been type-checked on Linux against declarations of the classes that it uses, and has not run yet. */
 #import <Foundation/Foundation.h>
@@ -16,7 +17,7 @@ struct metal_device {
     id<MTLDevice> gpu;
     id<MTLCommandQueue> queue;
     id<MTLFence> fence; /* orders commands: hazards of buffers are not tracked */
-    NSMutableArray *residency_sets;
+    id residency_set;   /* MTLResidencySet, of all buffers that are kept: a queue takes few sets */
     struct metal_facts facts;
     bool lost;
 };
@@ -105,7 +106,6 @@ struct metal_device *metal_device_open(struct calla_error *error) {
         device->gpu = gpu;
         device->queue = [gpu newCommandQueue];
         device->fence = [gpu newFence];
-        device->residency_sets = [NSMutableArray array];
         find_facts(device);
         if (device->queue == nil || device->fence == nil) {
             error_set(error, CALLA_DEVICE, "The GPU %s gives no command queue.", device->facts.name);
@@ -122,7 +122,7 @@ void metal_device_close(struct metal_device *device) {
     device->gpu = nil;
     device->queue = nil;
     device->fence = nil;
-    device->residency_sets = nil;
+    device->residency_set = nil;
     free(device);
 }
 
@@ -177,10 +177,9 @@ void metal_buffer_free(struct metal_buffer *buffer) {
         return;
     @autoreleasepool {
         if (@available(macOS 15.0, *)) {
-            for (id<MTLResidencySet> set in buffer->device->residency_sets) {
-                [set removeAllocation:buffer->buffer];
-                [set commit];
-            }
+            id<MTLResidencySet> set = buffer->device->residency_set;
+            [set removeAllocation:buffer->buffer];
+            [set commit];
         }
         buffer->buffer = nil;
     }
@@ -199,18 +198,22 @@ bool metal_make_resident(struct metal_device *device, struct metal_buffer *const
                          struct calla_error *error) {
     @autoreleasepool {
         if (@available(macOS 15.0, *)) {
-            MTLResidencySetDescriptor *descriptor = [[MTLResidencySetDescriptor alloc] init];
-            descriptor.initialCapacity = count;
             NSError *reason = nil;
-            id<MTLResidencySet> set = [device->gpu newResidencySetWithDescriptor:descriptor error:&reason];
-            if (set == nil)
-                return fail_with(error, "The GPU cannot keep memory resident", reason);
+            if (device->residency_set == nil) {
+                MTLResidencySetDescriptor *descriptor = [[MTLResidencySetDescriptor alloc] init];
+                descriptor.initialCapacity = 64;
+                id<MTLResidencySet> made = [device->gpu newResidencySetWithDescriptor:descriptor
+                                                                                error:&reason];
+                if (made == nil)
+                    return fail_with(error, "The GPU cannot keep memory resident", reason);
+                [device->queue addResidencySet:made];
+                device->residency_set = made;
+            }
+            id<MTLResidencySet> set = device->residency_set;
             for (uint32_t i = 0; i < count; i++)
                 [set addAllocation:buffers[i]->buffer];
             [set commit];
             [set requestResidency];
-            [device->queue addResidencySet:set];
-            [device->residency_sets addObject:set];
         }
         return true;
     }
@@ -221,8 +224,9 @@ bool metal_make_resident(struct metal_device *device, struct metal_buffer *const
 static id<MTLLibrary> load_library(id<MTLDevice> gpu, const struct metal_sources *sources, NSError **reason) {
     if (sources->metallib != NULL) {
         /* The bytes are the program's own: nothing is to be done with them afterwards. */
-        dispatch_data_t data = dispatch_data_create(sources->metallib, sources->metallib_size, NULL, ^{
-                                                                                                   });
+        dispatch_data_t data = dispatch_data_create(sources->metallib, sources->metallib_size, NULL,
+                                                    ^{
+                                                    });
         return [gpu newLibraryWithData:data error:reason];
     }
     MTLCompileOptions *options = [[MTLCompileOptions alloc] init];
@@ -265,7 +269,9 @@ static MTLFunctionConstantValues *constant_values(const struct metal_constant *c
                                         [METAL_FLOAT] = MTLDataTypeFloat};
     MTLFunctionConstantValues *values = [[MTLFunctionConstantValues alloc] init];
     for (uint32_t i = 0; i < count; i++)
-        [values setConstantValue:&constants[i].value type:types[constants[i].type] atIndex:constants[i].index];
+        [values setConstantValue:&constants[i].value
+                            type:types[constants[i].type]
+                         atIndex:constants[i].index];
     return values;
 }
 
@@ -276,11 +282,13 @@ struct metal_pipeline *metal_pipeline_new(struct metal_library *library, const c
         NSError *reason = nil;
         char what[128];
         snprintf(what, sizeof what, "The kernel '%s' of '%s' cannot be prepared", function, library->name);
-        id<MTLFunction> found = [library->library newFunctionWithName:@(function)
-                                                       constantValues:constant_values(constants, constant_count)
-                                                                error:&reason];
+        id<MTLFunction> found =
+            [library->library newFunctionWithName:@(function)
+                                   constantValues:constant_values(constants, constant_count)
+                                            error:&reason];
         id<MTLComputePipelineState> state =
-            found != nil ? [library->device->gpu newComputePipelineStateWithFunction:found error:&reason] : nil;
+            found != nil ? [library->device->gpu newComputePipelineStateWithFunction:found error:&reason]
+                         : nil;
         struct metal_pipeline *pipeline = state != nil ? calloc(1, sizeof *pipeline) : NULL;
         if (pipeline == NULL) {
             fail_with(error, what, reason);
@@ -351,9 +359,9 @@ bool metal_commands_begin(struct metal_commands *commands, bool concurrent, stru
                              commands->label.UTF8String);
         [commands->encoder endEncoding];
         commands->buffer = [device->queue commandBufferWithDescriptor:commands->descriptor];
-        commands->encoder = [commands->buffer computeCommandEncoderWithDispatchType:concurrent
-                                                                                        ? MTLDispatchTypeConcurrent
-                                                                                        : MTLDispatchTypeSerial];
+        commands->encoder =
+            [commands->buffer computeCommandEncoderWithDispatchType:concurrent ? MTLDispatchTypeConcurrent
+                                                                               : MTLDispatchTypeSerial];
         if (commands->encoder == nil)
             return error_set(error, CALLA_DEVICE, "The GPU takes no commands.");
         commands->buffer.label = commands->label;
@@ -425,12 +433,14 @@ void metal_dispatch(struct metal_commands *commands, struct metal_size groups, s
 void metal_dispatch_indirect(struct metal_commands *commands, struct metal_buffer *buffer, uint64_t offset,
                              struct metal_size threads) {
     if (may_dispatch(commands, threads))
-        [commands->encoder dispatchThreadgroupsWithIndirectBuffer:buffer->buffer
-                                             indirectBufferOffset:offset
-                                            threadsPerThreadgroup:MTLSizeMake(threads.x, threads.y, threads.z)];
+        [commands->encoder
+            dispatchThreadgroupsWithIndirectBuffer:buffer->buffer
+                              indirectBufferOffset:offset
+                             threadsPerThreadgroup:MTLSizeMake(threads.x, threads.y, threads.z)];
 }
 
-/* Also where dispatches are serial: whether those wait for writes to untracked buffers is not said anywhere. */
+/* Also where dispatches are serial: whether those wait for writes to untracked buffers is not said anywhere.
+ */
 void metal_barrier(struct metal_commands *commands) {
     [commands->encoder memoryBarrierWithScope:MTLBarrierScopeBuffers];
 }
@@ -438,7 +448,8 @@ void metal_barrier(struct metal_commands *commands) {
 bool metal_commands_commit(struct metal_commands *commands, struct calla_error *error) {
     @autoreleasepool {
         if (commands->status != METAL_ENCODING)
-            return error_set(error, CALLA_DEVICE, "The commands '%s' are committed without having been begun.",
+            return error_set(error, CALLA_DEVICE,
+                             "The commands '%s' are committed without having been begun.",
                              commands->label.UTF8String);
         [commands->encoder updateFence:commands->device->fence];
         [commands->encoder endEncoding];
@@ -471,10 +482,12 @@ static void note_failure(struct metal_commands *commands) {
     NSString *kernel = kernel_of(reason);
     commands->status = METAL_FAILED;
     error_set(&commands->error, CALLA_DEVICE, "The GPU failed in '%s'%s%s%s: %s", commands->label.UTF8String,
-              kernel != nil ? ", kernel '" : "", kernel != nil ? kernel.UTF8String : "", kernel != nil ? "'" : "",
+              kernel != nil ? ", kernel '" : "", kernel != nil ? kernel.UTF8String : "",
+              kernel != nil ? "'" : "",
               reason != nil ? reason.localizedDescription.UTF8String : "Metal gives no reason.");
     /* After repeated failures the system ignores what a process submits. */
-    if (reason.code == MTLCommandBufferErrorAccessRevoked || reason.code == MTLCommandBufferErrorDeviceRemoved)
+    if (reason.code == MTLCommandBufferErrorAccessRevoked ||
+        reason.code == MTLCommandBufferErrorDeviceRemoved)
         commands->device->lost = true;
 }
 

@@ -25,12 +25,11 @@ kernel void expert_linear(constant expert_parameters &given [[buffer(0)]], devic
             add_products<1>(kind_a, matrix, matrix_row + min(first + j, given.out - 1), column, columns, inputs, sums,
                             totals[j]);
     }
+    float4 all = simd_sum(float4(totals[0][0], totals[1][0], totals[2][0], totals[3][0]));
 #pragma unroll
-    for (uint j = 0; j < VECTOR_ROWS; j++) {
-        float total = simd_sum(totals[j][0]);
+    for (uint j = 0; j < VECTOR_ROWS; j++)
         if (lane == 0 && first + j < given.out)
-            y[ulong(pair) * given.y_stride + first + j] = total;
-    }
+            y[ulong(pair) * given.y_stride + first + j] = all[j];
 }
 
 // silu(gate x) up x for VECTOR_ROWS rows of both matrices, from matrix_row + first on; y: where the first belongs.
@@ -54,12 +53,12 @@ METAL_FUNC void gate_up_rows(uint gate_kind, uint up_kind, weight_matrix gate, w
     float scale = 1.0f;
     if (normalise)
         scale = norm_scale(simd_sum(squares[0]), columns, epsilon);
+    float4 gate_sums = simd_sum(float4(gates[0][0], gates[1][0], gates[2][0], gates[3][0]));
+    float4 up_sums = simd_sum(float4(ups[0][0], ups[1][0], ups[2][0], ups[3][0]));
 #pragma unroll
-    for (uint j = 0; j < VECTOR_ROWS; j++) {
-        float total = silu(scale * simd_sum(gates[j][0])) * (scale * simd_sum(ups[j][0]));
+    for (uint j = 0; j < VECTOR_ROWS; j++)
         if (lane == 0 && first + j < out)
-            y[first + j] = total;
-    }
+            y[first + j] = silu(scale * gate_sums[j]) * (scale * up_sums[j]);
 }
 
 // routed[pair, I] = silu(gate_e x) up_e x and shared[T, S] likewise. Grid y: the pairs, then the rows of shared.
@@ -113,12 +112,11 @@ METAL_FUNC void down_rows(uint kind, weight_matrix matrix, ulong matrix_row, uin
             add_products<1>(kind, matrix, matrix_row + min(first + j, out - 1), column, columns, inputs, sums,
                             totals[j]);
     }
+    float4 all = simd_sum(float4(totals[0][0], totals[1][0], totals[2][0], totals[3][0]));
 #pragma unroll
-    for (uint j = 0; j < VECTOR_ROWS; j++) {
-        float total = simd_sum(totals[j][0]);
+    for (uint j = 0; j < VECTOR_ROWS; j++)
         if (lane == 0)
-            parts[j] = score * total;
-    }
+            parts[j] = score * all[j];
 }
 
 // y[t] += sum_k scores[k] down_e routed[k] + scores[K] shared_down shared. A simdgroup a slot k, and the threadgroup

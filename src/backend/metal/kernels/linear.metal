@@ -78,14 +78,14 @@ kernel void linear_rows(constant linear_parameters &given [[buffer(0)]], device 
         float scale = 1.0f;
         if (normalise)
             scale = norm_scale(simd_sum(squares[r]), columns, given.epsilon);
+        // VECTOR_ROWS of them at once.
+        float4 all = scale * simd_sum(float4(totals[0][r], totals[1][r], totals[2][r], totals[3][r]));
 #pragma unroll
-        for (uint j = 0; j < VECTOR_ROWS; j++) {
-            float total = scale * simd_sum(totals[j][r]);
+        for (uint j = 0; j < VECTOR_ROWS; j++)
             if (lane == 0 && r < rows && first + j < out) {
                 device float *place = y + ulong(first_x + r) * given.matrices[number].y_stride + first + j;
-                *place = accumulate ? *place + total : total;
+                *place = accumulate ? *place + all[j] : all[j];
             }
-        }
     }
 }
 template [[host_name("linear_1")]] [[kernel]] decltype(linear_rows<1>) linear_rows<1>;

@@ -1,0 +1,382 @@
+/* The Metal backend's host side on the emulator: command buffers, tokens handed over on the device, what is
+ * lost and what is not, memory, snapshots. */
+#include "unit.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "backend/metal/metal_backend.h"
+#include "metal_emulator/metal_emulator.h"
+#include "plan/policy.h"
+
+enum { VOCABULARY = 64, ROWS = 4, KV_ROWS = 1000, KV_COLUMNS = 8 };
+
+/* A model of one table: the logits after a token are its row. */
+struct machine {
+    FILE *file;
+    char path[64];
+    struct file opened;
+    struct weight weight;
+    struct weights weights;
+    struct policy policy;
+    struct backend *backend;
+    struct buffer_shape state[3], kv[2];
+    struct session_layout layout;
+    float table[VOCABULARY][VOCABULARY];
+};
+
+static void machine_open(struct machine *machine, const struct metal_emulator_options *options) {
+    memset(machine, 0, sizeof *machine);
+    metal_emulator_use(options);
+    strcpy(machine->path, "/tmp/calla-metal-XXXXXX");
+    int descriptor = mkstemp(machine->path);
+    assert_true(descriptor >= 0);
+    machine->file = fdopen(descriptor, "wb");
+    assert_non_null(machine->file);
+    for (int i = 0; i < VOCABULARY; i++)
+        for (int j = 0; j < VOCABULARY; j++)
+            machine->table[i][j] = j == (i * 13 + 7) % VOCABULARY ? 5 : (float)((i * j) % 17) / 10;
+    fwrite(machine->table, sizeof machine->table, 1, machine->file);
+    fflush(machine->file);
+    assert_true(file_open(&machine->opened, machine->path, NULL));
+    static char name[] = "table";
+    machine->weight = (struct weight){
+        .module = name, .dtype = DTYPE_F32, .matrices = 1, .rows = VOCABULARY, .columns = VOCABULARY};
+    machine->weight.part_count = 1;
+    machine->weight.parts[0] = (struct weight_part){.name = name, .bytes = sizeof machine->table};
+    machine->weights = (struct weights){.table = {.weights = &machine->weight, .count = 1},
+                                        .files = &machine->opened,
+                                        .file_count = 1,
+                                        .bytes = sizeof machine->table};
+    policy_defaults(&machine->policy, "metal");
+    for (int i = 0; i < 3; i++)
+        machine->state[i] = (struct buffer_shape){DTYPE_F32, ROWS, VOCABULARY, "state"};
+    for (int i = 0; i < 2; i++)
+        machine->kv[i] = (struct buffer_shape){DTYPE_BF16, KV_ROWS, KV_COLUMNS, "kv"};
+    machine->layout =
+        (struct session_layout){.state = machine->state, .state_count = 3, .kv = machine->kv, .kv_count = 2};
+    machine->layout.step[STEP_RECORD] =
+        (struct buffer_shape){DTYPE_U8, 1, sizeof(struct step_record), "record"};
+    machine->layout.step[STEP_TOKENS] = (struct buffer_shape){DTYPE_I32, 1, ROWS, "tokens"};
+    machine->layout.step[STEP_LOGITS] = (struct buffer_shape){DTYPE_F32, 1, VOCABULARY, "logits"};
+    machine->layout.step[STEP_BIAS] = machine->layout.step[STEP_LOGITS];
+    machine->layout.step[STEP_COUNTS] = (struct buffer_shape){DTYPE_I32, 1, VOCABULARY, "counts"};
+}
+
+static void machine_start(struct machine *machine) {
+    struct calla_error error = {0};
+    struct backend_options options = {.policy = &machine->policy};
+    machine->backend = metal_backend.open(&options, &error);
+    if (machine->backend == NULL || !metal_backend.load(machine->backend, &machine->weights, NULL, &error))
+        fail_msg("%s", error.message);
+}
+
+static void machine_close(struct machine *machine) {
+    metal_backend.close(machine->backend);
+    file_close(&machine->opened);
+    fclose(machine->file);
+    unlink(machine->path);
+}
+
+static struct device_session *session_of(struct machine *machine) {
+    struct calla_error error = {0};
+    struct device_session *session = metal_backend.session_open(machine->backend, &machine->layout, &error);
+    if (session == NULL)
+        fail_msg("%s", error.message);
+    return session;
+}
+
+static struct operand operand(enum space space, uint32_t buffer, enum dtype dtype, uint32_t rows,
+                              uint32_t columns, unsigned access) {
+    return (struct operand){.space = (uint8_t)space,
+                            .dtype = (uint8_t)dtype,
+                            .access = (uint8_t)access,
+                            .buffer = buffer,
+                            .rows = rows,
+                            .columns = columns,
+                            .stride = columns};
+}
+
+static struct operand state(uint32_t index, unsigned access) {
+    return operand(SPACE_STATE, index, DTYPE_F32, ROWS, VOCABULARY, access);
+}
+
+static struct program *compiled(struct device_session *session, struct plan *plan) {
+    struct calla_error error = {0};
+    assert_true(plan_schedule(plan, true, &error));
+    struct program *program = metal_backend.compile(session, plan, &error);
+    if (program == NULL)
+        fail_msg("%s", error.message);
+    plan_free(plan);
+    return program;
+}
+
+/* Reads a token, draws the next. */
+static struct program *step_of(struct device_session *session) {
+    struct plan plan = {.rows = 1};
+    struct operand logits = operand(SPACE_STEP, STEP_LOGITS, DTYPE_F32, 1, VOCABULARY, ACCESS_READ);
+    struct operand tokens = operand(SPACE_STEP, STEP_TOKENS, DTYPE_I32, 1, 1, ACCESS_READ);
+    plan_add(&plan, OP_EMBED, 0,
+             (struct operand[]){tokens,
+                                operand(SPACE_WEIGHT, 0, DTYPE_F32, VOCABULARY, VOCABULARY, ACCESS_READ),
+                                writing(logits)},
+             3);
+    plan_add(&plan, OP_SAMPLE, -1,
+             (struct operand[]){
+                 operand(SPACE_STEP, STEP_RECORD, DTYPE_U8, 1, sizeof(struct step_record),
+                         ACCESS_READ | ACCESS_WRITE),
+                 logits, operand(SPACE_STEP, STEP_BIAS, DTYPE_F32, 1, VOCABULARY, ACCESS_READ),
+                 operand(SPACE_STEP, STEP_COUNTS, DTYPE_I32, 1, VOCABULARY, ACCESS_READ | ACCESS_WRITE),
+                 writing(tokens)},
+             5);
+    return compiled(session, &plan);
+}
+
+/* `count` ops, each waiting for the one before: state 1 = silu(state 1) * state 0. */
+static struct program *chain_of(struct device_session *session, int count) {
+    struct plan plan = {.rows = ROWS};
+    for (int i = 0; i < count; i++)
+        plan_add(&plan, OP_SWIGLU, i,
+                 (struct operand[]){state(1, ACCESS_READ), state(0, ACCESS_READ), state(1, ACCESS_WRITE)}, 3);
+    return compiled(session, &plan);
+}
+
+static void run(struct device_session *session, struct program *program) {
+    struct calla_error error = {0};
+    if (!metal_backend.run(session, program, (double)INFINITY, &(bool){false}, &error))
+        fail_msg("%s", error.message);
+}
+
+static void start_at(struct device_session *session, int32_t token) {
+    struct step_record record = {.rows = 1, .top_p = 1, .repetition_penalty = 1};
+    assert_true(metal_backend.write(session, SPACE_STEP, STEP_RECORD, 0, &record, sizeof record, NULL));
+    assert_true(metal_backend.write(session, SPACE_STEP, STEP_TOKENS, 0, &token, sizeof token, NULL));
+}
+
+static int32_t token_of(struct device_session *session) {
+    int32_t token = -2;
+    struct calla_error error = {0};
+    if (!metal_backend.read(session, SPACE_STEP, STEP_TOKENS, 0, &token, sizeof token, &error))
+        fail_msg("%s", error.message);
+    return token;
+}
+
+static struct metal_emulator_counts counts_of(const struct machine *machine) {
+    return metal_emulator_counts(((struct metal_backend *)machine->backend)->device);
+}
+
+/* The token goes from step to step without the host, which may change it between any two; two sessions in
+ * turn; after the first step no object is made. */
+static void tokens_are_handed_over(void **unused) {
+    (void)unused;
+    for (uint64_t seed = 0; seed < 4; seed++)
+        for (int on_device = 0; on_device < 2; on_device++) {
+            struct metal_emulator_options options = metal_emulator_options(true);
+            options.seed = seed;
+            struct machine machine;
+            machine_open(&machine, &options);
+            machine.policy.token_on_device = on_device;
+            machine_start(&machine);
+            struct device_session *sessions[2] = {session_of(&machine), session_of(&machine)};
+            struct program *steps[2] = {step_of(sessions[0]), step_of(sessions[1])};
+            int32_t expected[2] = {3, 50};
+            for (int i = 0; i < 2; i++) {
+                start_at(sessions[i], expected[i]);
+                run(sessions[i], steps[i]);
+                expected[i] = (expected[i] * 13 + 7) % VOCABULARY;
+                assert_int_equal(token_of(sessions[i]), expected[i]);
+            }
+            struct metal_emulator_counts before = counts_of(&machine);
+            for (int step = 0; step < 40; step++) {
+                int i = step % 3 == 0;
+                if (step % 7 == 6) {
+                    expected[i] = step;
+                    start_at(sessions[i], step);
+                }
+                run(sessions[i], steps[i]);
+                expected[i] = (expected[i] * 13 + 7) % VOCABULARY;
+                if (step % 5 != 4) /* not every token is asked for */
+                    assert_int_equal(token_of(sessions[i]), expected[i]);
+            }
+            for (int i = 0; i < 2; i++)
+                assert_int_equal(token_of(sessions[i]), expected[i]);
+            struct metal_emulator_counts after = counts_of(&machine);
+            assert_int_equal(after.buffers, before.buffers);
+            assert_int_equal(after.pipelines, before.pipelines);
+            assert_int_equal(after.command_buffers, before.command_buffers + 40);
+            for (int i = 0; i < 2; i++) {
+                metal_backend.program_free(steps[i]);
+                metal_backend.session_close(sessions[i]);
+            }
+            machine_close(&machine);
+        }
+}
+
+/* The work of a command buffer is bounded, and where it is cut changes nothing. */
+static void command_buffers_are_cut(void **unused) {
+    (void)unused;
+    static const uint32_t budgets[] = {0, 1u << 20};
+    float results[2][ROWS * VOCABULARY];
+    for (int i = 0; i < 2; i++) {
+        struct metal_emulator_options options = metal_emulator_options(true);
+        struct machine machine;
+        machine_open(&machine, &options);
+        machine.policy.command_work = budgets[i];
+        machine_start(&machine);
+        struct device_session *session = session_of(&machine);
+        struct program *program = chain_of(session, 9);
+        float values[ROWS * VOCABULARY];
+        for (int j = 0; j < ROWS * VOCABULARY; j++)
+            values[j] = 1 + (float)j / 100;
+        for (uint32_t j = 0; j < 2; j++)
+            assert_true(metal_backend.write(session, SPACE_STATE, j, 0, values, sizeof values, NULL));
+        uint64_t before = counts_of(&machine).command_buffers;
+        run(session, program);
+        assert_true(metal_backend.read(session, SPACE_STATE, 1, 0, results[i], sizeof results[i], NULL));
+        assert_int_equal(counts_of(&machine).command_buffers - before, i == 0 ? 9 : 1);
+        metal_backend.program_free(program);
+        metal_backend.session_close(session);
+        machine_close(&machine);
+    }
+    assert_memory_equal(results[0], results[1], sizeof results[0]);
+}
+
+/* Commands that fail name their kernel, and take their session with them until it is reset, nothing else. */
+static void a_failure_is_the_sessions(void **unused) {
+    (void)unused;
+    struct metal_emulator_options options = metal_emulator_options(true);
+    options.fail_kernel = "swiglu";
+    struct machine machine;
+    machine_open(&machine, &options);
+    machine_start(&machine);
+    struct device_session *lost = session_of(&machine), *other = session_of(&machine);
+    struct program *failing = chain_of(lost, 2), *step = step_of(lost), *step_of_other = step_of(other);
+    struct calla_error error = {0};
+    float values[4];
+    bool ok = metal_backend.run(lost, failing, (double)INFINITY, &(bool){false}, &error) &&
+              metal_backend.read(lost, SPACE_STATE, 1, 0, values, sizeof values, &error);
+    assert_false(ok);
+    assert_int_equal(error.status, CALLA_DEVICE);
+    assert_non_null(strstr(error.message, "swiglu"));
+    error = (struct calla_error){0};
+    assert_false(metal_backend.run(lost, step, (double)INFINITY, &(bool){false}, &error));
+    assert_non_null(strstr(error.message, "swiglu"));
+    start_at(other, 1);
+    run(other, step_of_other);
+    assert_int_equal(token_of(other), 20);
+    assert_true(metal_backend.reset(lost, &error));
+    start_at(lost, 2);
+    run(lost, step);
+    assert_int_equal(token_of(lost), 33);
+    metal_backend.program_free(failing);
+    metal_backend.program_free(step);
+    metal_backend.program_free(step_of_other);
+    metal_backend.session_close(lost);
+    metal_backend.session_close(other);
+    machine_close(&machine);
+}
+
+/* Too little memory is said with numbers, before anything is loaded. */
+static void memory_is_checked_first(void **unused) {
+    (void)unused;
+    struct metal_emulator_options options = metal_emulator_options(true);
+    options.facts.working_set = 10000;
+    struct machine machine;
+    machine_open(&machine, &options);
+    struct backend_options with = {.policy = &machine.policy};
+    struct calla_error error = {0};
+    machine.backend = metal_backend.open(&with, &error);
+    assert_non_null(machine.backend);
+    assert_false(metal_backend.load(machine.backend, &machine.weights, NULL, &error));
+    assert_int_equal(error.status, CALLA_OUT_OF_MEMORY);
+    assert_non_null(strstr(error.message, "Emulated Apple M5"));
+    assert_int_equal(counts_of(&machine).buffers, 0);
+    machine_close(&machine);
+    options.facts.working_set = 30000;
+    machine_open(&machine, &options);
+    machine_start(&machine);
+    assert_null(metal_backend.session_open(machine.backend, &machine.layout, &error));
+    assert_non_null(strstr(error.message, "context"));
+    machine_close(&machine);
+}
+
+static void fill(struct device_session *session, uint32_t first, uint32_t end, int mark) {
+    for (uint32_t buffer = 0; buffer < 2; buffer++)
+        for (uint32_t row = first; row < end; row++) {
+            int16_t values[KV_COLUMNS];
+            for (int i = 0; i < KV_COLUMNS; i++)
+                values[i] = (int16_t)(mark * 1000 + (int)row + (int)buffer);
+            assert_true(metal_backend.write(session, SPACE_KV, buffer, row * sizeof values, values,
+                                            sizeof values, NULL));
+        }
+    float state_value = (float)(mark * 1000 + (int)end);
+    assert_true(metal_backend.write(session, SPACE_STATE, 0, 0, &state_value, sizeof state_value, NULL));
+}
+
+static void expect(struct device_session *session, uint32_t first, uint32_t end, int mark) {
+    for (uint32_t buffer = 0; buffer < 2; buffer++)
+        for (uint32_t row = first; row < end; row++) {
+            int16_t values[KV_COLUMNS];
+            assert_true(metal_backend.read(session, SPACE_KV, buffer, row * sizeof values, values,
+                                           sizeof values, NULL));
+            assert_int_equal(values[KV_COLUMNS - 1], (int16_t)(mark * 1000 + (int)row + (int)buffer));
+        }
+}
+
+/* Snapshots bring back what was, share what they have in common, and say what they cost. */
+static void snapshots_keep_and_share(void **unused) {
+    (void)unused;
+    struct metal_emulator_options options = metal_emulator_options(true);
+    struct machine machine;
+    machine_open(&machine, &options);
+    machine_start(&machine);
+    struct device_session *first = session_of(&machine), *second = session_of(&machine);
+    fill(first, 0, 600, 1);
+    struct device_snapshot *snapshots[2];
+    uint64_t cost = metal_backend.snapshot_cost(first, 600);
+    snapshots[0] = metal_backend.snapshot_take(first, 600, NULL);
+    assert_non_null(snapshots[0]);
+    assert_int_equal(metal_backend.snapshot_bytes(machine.backend), cost);
+    fill(first, 600, 700, 2);
+    /* Two whole blocks of 256 positions are known already. */
+    uint64_t more = metal_backend.snapshot_cost(first, 700);
+    assert_in_range(more, 3 * ROWS * VOCABULARY * 4 + (700 - 512) * 32,
+                    3 * ROWS * VOCABULARY * 4 + (700 - 512) * 32 + 200);
+    snapshots[1] = metal_backend.snapshot_take(first, 700, NULL);
+    assert_int_equal(metal_backend.snapshot_bytes(machine.backend), cost + more);
+    fill(first, 0, 10, 3);
+    metal_backend.session_close(first);
+    assert_true(metal_backend.snapshot_restore(second, snapshots[1], NULL));
+    expect(second, 0, 600, 1);
+    expect(second, 600, 700, 2);
+    fill(second, 300, 310, 4);
+    assert_true(metal_backend.snapshot_restore(second, snapshots[0], NULL));
+    expect(second, 0, 600, 1);
+    float state_value = 0;
+    assert_true(metal_backend.read(second, SPACE_STATE, 0, 0, &state_value, sizeof state_value, NULL));
+    assert_true(state_value == 1600);
+    int16_t rows[3 * KV_COLUMNS];
+    assert_true(metal_backend.snapshot_read(snapshots[1], SPACE_KV, 1, 511 * 16, rows, sizeof rows, NULL));
+    assert_int_equal(rows[0], 1512);
+    assert_int_equal(rows[KV_COLUMNS], 1513);
+    struct calla_error error = {0};
+    assert_false(metal_backend.snapshot_read(snapshots[0], SPACE_KV, 0, 599 * 16, rows, 17, &error));
+    assert_false(metal_backend.snapshot_read(snapshots[0], SPACE_KV, 2, 0, rows, 1, &error));
+    assert_null(metal_backend.snapshot_take(second, KV_ROWS + 1, &error));
+    metal_backend.snapshot_free(snapshots[0]);
+    metal_backend.snapshot_free(snapshots[1]);
+    metal_backend.snapshot_free(NULL);
+    assert_int_equal(metal_backend.snapshot_bytes(machine.backend), 0);
+    metal_backend.session_close(second);
+    machine_close(&machine);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tokens_are_handed_over),    cmocka_unit_test(command_buffers_are_cut),
+        cmocka_unit_test(a_failure_is_the_sessions), cmocka_unit_test(memory_is_checked_first),
+        cmocka_unit_test(snapshots_keep_and_share),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
