@@ -109,7 +109,8 @@ def test_health_models_metrics(server):
     while True:
         status, headers, body = server.request("GET", "/metrics")
         assert status == 200 and headers["Content-Type"].startswith("text/plain")
-        if b"calla_reply_tokens_total 0\n" not in body or time.monotonic() > deadline:
+        done = b"calla_reply_tokens_total 0\n" not in body and b"calla_active_requests 0\n" in body
+        if done or time.monotonic() > deadline:
             break
         time.sleep(0.1)
     for line in body.decode().splitlines():
