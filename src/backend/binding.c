@@ -2,6 +2,8 @@
 
 #include <inttypes.h>
 
+#include "plan/op_check.h"
+
 const struct weight *binding_weight(const struct operand *operand, const struct weights *weights) {
     if (weights == NULL || operand->buffer >= weights->table.count || operand->rows == 0 ||
         operand->columns == 0)
@@ -57,9 +59,39 @@ bool binding_cache_rows(const struct op *op, uint64_t *rows, uint64_t *limit) {
     return false;
 }
 
+bool binding_plan(const struct plan *plan, struct plan_facts *facts, struct calla_error *error) {
+    *facts = (struct plan_facts){0};
+    for (uint32_t i = 0; i < plan->op_count; i++) {
+        const struct op *op = &plan->ops[i];
+        if (!op_check(op, error))
+            return false;
+        facts->samples += op->kind == OP_SAMPLE;
+        uint64_t rows, limit;
+        if (binding_cache_rows(op, &rows, &limit) &&
+            (facts->cache_limit == 0 ||
+             (int64_t)limit - (int64_t)rows < (int64_t)facts->cache_limit - (int64_t)facts->cache_rows)) {
+            facts->cache_rows = rows;
+            facts->cache_limit = limit;
+        }
+    }
+    const struct op *last = plan->op_count > 0 ? &plan->ops[plan->op_count - 1] : NULL;
+    facts->posts_token = last != NULL && last->kind == OP_SAMPLE && last->operands[4].space == SPACE_STEP &&
+                         last->operands[4].buffer == STEP_TOKENS && last->operands[4].offset == 0;
+    return true;
+}
+
+bool binding_is_record(const struct operand *operand) {
+    return operand->space == SPACE_STEP && operand->buffer == STEP_RECORD && operand->offset == 0;
+}
+
 bool binding_context_full(uint64_t rows, uint32_t position, uint64_t limit, struct calla_error *error) {
     return error_set(error, CALLA_CONTEXT_FULL,
                      "The context is full: %" PRIu64 " tokens at position %u do not fit into %" PRIu64
                      "; open the session with a longer context.",
                      rows, position, limit);
+}
+
+bool binding_has_room(const struct plan_facts *facts, uint32_t position, struct calla_error *error) {
+    return facts->cache_limit == 0 || position + facts->cache_rows <= facts->cache_limit ||
+           binding_context_full(facts->cache_rows, position, facts->cache_limit, error);
 }

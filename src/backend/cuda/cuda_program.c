@@ -2,7 +2,6 @@
  * running it is one call. */
 #include "backend/binding.h"
 #include "backend/cuda/cuda_backend.h"
-#include "plan/op_check.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,11 +21,9 @@ struct cuda_program {
     const void *scratch_base;
     cudaGraphExec_t graph; /* NULL: not recorded yet */
     uint64_t runs;
-    bool replayed;                    /* it will be run many times */
-    char *pinned;                     /* what ops need of the host's memory, 64 bytes aligned */
-    uint32_t samples;                 /* sampling ops: each moves the record on */
-    bool posts_token;                 /* the last op samples into element 0 of STEP_TOKENS */
-    uint64_t cache_rows, cache_limit; /* of the op that needs the cache most; 0: none does */
+    bool replayed; /* it will be run many times */
+    char *pinned;  /* what ops need of the host's memory, 64 bytes aligned */
+    struct plan_facts facts;
 };
 
 static void drop_graph(struct cuda_program *program) {
@@ -71,11 +68,6 @@ static bool bind_memory(struct cuda_view *view, const struct operand *operand,
     return true;
 }
 
-/* The place of the record is known to the host, which must know positions before the device does. */
-static bool is_record(const struct operand *operand) {
-    return operand->space == SPACE_STEP && operand->buffer == STEP_RECORD && operand->offset == 0;
-}
-
 static bool bind(struct cuda_op *bound, const struct cuda_program *program, struct calla_error *error) {
     for (uint32_t i = 0; i < bound->op.operand_count; i++) {
         const struct operand *operand = &bound->op.operands[i];
@@ -90,7 +82,7 @@ static bool bind(struct cuda_op *bound, const struct cuda_program *program, stru
             inside = bind_memory(
                 view, operand,
                 cuda_session_memory(program->session, (enum space)operand->space, operand->buffer));
-        if (!inside || (operand->dtype == DTYPE_U8 && !is_record(operand)))
+        if (!inside || (operand->dtype == DTYPE_U8 && !binding_is_record(operand)))
             return binding_refuse(&bound->op, i, error);
     }
     return true;
@@ -181,25 +173,10 @@ static bool record(struct cuda_program *program, struct calla_error *error) {
 }
 
 static bool check_ops(struct cuda_program *program, const struct plan *plan, struct calla_error *error) {
-    for (uint32_t i = 0; i < plan->op_count; i++) {
-        const struct op *op = &plan->ops[i];
-        program->ops[i].op = *op;
-        if (!op_check(op, error))
-            return false;
-        program->samples += op->kind == OP_SAMPLE;
-        uint64_t rows, limit;
-        if (binding_cache_rows(op, &rows, &limit) &&
-            (program->cache_limit == 0 ||
-             (int64_t)limit - (int64_t)rows < (int64_t)program->cache_limit - (int64_t)program->cache_rows)) {
-            program->cache_rows = rows;
-            program->cache_limit = limit;
-        }
-    }
+    for (uint32_t i = 0; i < plan->op_count; i++)
+        program->ops[i].op = plan->ops[i];
     program->op_count = plan->op_count;
-    const struct op *last = plan->op_count > 0 ? &plan->ops[plan->op_count - 1] : NULL;
-    program->posts_token = last != NULL && last->kind == OP_SAMPLE && last->operands[4].space == SPACE_STEP &&
-                           last->operands[4].buffer == STEP_TOKENS && last->operands[4].offset == 0;
-    return true;
+    return binding_plan(plan, &program->facts, error);
 }
 
 /* Sizes of the scratch buffers; then, bound once for it, kernels and their workspaces. Ops of one phase may
@@ -281,14 +258,6 @@ struct program *cuda_compile(struct device_session *base, const struct plan *pla
     return NULL;
 }
 
-/* Whether the cache has room for the rows of every op that reads or writes it. */
-static bool check_position(const struct cuda_program *program, struct calla_error *error) {
-    uint32_t position = program->session->record.position;
-    if (program->cache_limit == 0 || position + program->cache_rows <= program->cache_limit)
-        return true;
-    return binding_context_full(program->cache_rows, position, program->cache_limit, error);
-}
-
 /* Queues what a program does. The chunk at a prompt's end has a length of its own and its program may never
  * run again: it is recorded when it does, for recording takes longer than queueing while the device works. */
 static bool start(struct cuda_program *program, struct calla_error *error) {
@@ -312,7 +281,8 @@ bool cuda_run(struct device_session *base, struct program *compiled, double seco
     struct cuda_program *program = (struct cuda_program *)compiled;
     (void)seconds;
     *finished = true;
-    if (!cuda_usable(session->backend, error) || !check_position(program, error))
+    if (!cuda_usable(session->backend, error) ||
+        !binding_has_room(&program->facts, session->record.position, error))
         return false;
     if (program->scratch_base != scratch_of(program)->data) {
         if (!bind_ops(program, error))
@@ -327,12 +297,12 @@ bool cuda_run(struct device_session *base, struct program *compiled, double seco
         status = cudaEventRecord(ran, session->backend->stream);
     if (status != cudaSuccess)
         return cuda_lost(session->backend, status, "running a plan", error);
-    for (uint32_t i = 0; i < program->samples; i++) {
+    for (uint32_t i = 0; i < program->facts.samples; i++) {
         session->record.position += session->record.rows;
         session->record.rows = 1;
         session->record.draws++;
         session->samples++;
     }
-    session->token_posted = program->posts_token;
+    session->token_posted = program->facts.posts_token;
     return true;
 }

@@ -3,25 +3,14 @@
  * turns, so that it reads into one while the device empties the other. */
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/pack.h"
+#include "backend/pieces.h"
 
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 
-#include "base/system.h"
-#include "base/threads.h"
-
 #define STAGE_BYTES ((uint64_t)8 << 20)
-#define MAX_READERS 8
 
 /* Vectors and the taps of convolutions are stored as float32. */
 #define SMALL_COLUMNS 16
-
-/* Neighbouring rows of a weight that fit a stage. */
-struct piece {
-    uint32_t weight, file;
-    uint64_t offset, first, rows; /* offset: of the weight in its file */
-};
 
 struct stage {
     char *host;
@@ -37,30 +26,19 @@ struct reader {
 
 struct upload {
     struct cuda_backend *backend;
-    struct weights *weights;
-    const struct calla_progress *progress;
-    uint64_t stage_bytes, done;
-    struct piece *pieces;
-    size_t piece_count;
-    atomic_size_t next;
-    struct reader readers[MAX_READERS];
+    uint64_t stage_bytes;
+    struct pieces pieces; /* neighbouring rows of a weight that fit a stage, all its parts */
+    struct reader readers[PIECES_MOST_READERS];
     size_t reader_count;
-    atomic_bool failed;
-    pthread_mutex_t mutex; /* for done, error and the progress report */
-    struct calla_error *error;
 };
 
 static uint64_t aligned(uint64_t bytes) {
     return (bytes + CUDA_ALIGNMENT - 1) / CUDA_ALIGNMENT * CUDA_ALIGNMENT;
 }
 
-static uint64_t rows_of(const struct weight *weight) {
-    return (uint64_t)weight->matrices * weight->rows;
-}
-
 /* How a weight will lie on the device, all but the address; returns its bytes. */
 static uint64_t describe(const struct weight *weight, struct cuda_view *view) {
-    uint64_t rows = rows_of(weight), groups = weight->columns / DTYPE_AFFINE_GROUP;
+    uint64_t rows = piece_rows_of(weight), groups = weight->columns / DTYPE_AFFINE_GROUP;
     *view = (struct cuda_view){.dtype = weight->dtype,
                                .rows = (uint32_t)rows,
                                .columns = weight->columns,
@@ -78,17 +56,6 @@ static uint64_t describe(const struct weight *weight, struct cuda_view *view) {
     if (rows == 1 || weight->columns <= SMALL_COLUMNS)
         view->dtype = DTYPE_F32;
     return rows * dtype_row_bytes((enum dtype)view->dtype, weight->columns);
-}
-
-static bool check_weights(const struct weights *weights, struct calla_error *error) {
-    for (uint32_t i = 0; i < weights->table.count; i++) {
-        const struct weight *weight = &weights->table.weights[i];
-        if (weight->part_count == 3 && weight->columns % DTYPE_AFFINE_GROUP != 0)
-            return error_set(error, CALLA_BAD_INPUT,
-                             "%s: its %u columns are no multiple of the group size %d.", weight->module,
-                             weight->columns, DTYPE_AFFINE_GROUP);
-    }
-    return true;
 }
 
 /* Gives every weight its place on the device. */
@@ -134,7 +101,7 @@ static uint64_t choose_stage_bytes(const struct weights *weights) {
     uint64_t least = 0, most = 1;
     for (uint32_t i = 0; i < weights->table.count; i++) {
         const struct weight *weight = &weights->table.weights[i];
-        uint64_t rows = rows_of(weight), all = staged_bytes(weight, rows);
+        uint64_t rows = piece_rows_of(weight), all = staged_bytes(weight, rows);
         uint64_t some = staged_bytes(weight, rows < CUDA_TILE_ROWS ? rows : CUDA_TILE_ROWS);
         least = some > least ? some : least;
         most = all > most ? all : most;
@@ -144,44 +111,38 @@ static uint64_t choose_stage_bytes(const struct weights *weights) {
 
 /* Whole rows of tiles, except in the last piece of a weight. */
 static uint64_t rows_at_once(const struct weight *weight, uint64_t stage) {
-    uint64_t rows = rows_of(weight);
+    uint64_t rows = piece_rows_of(weight);
     while (rows > CUDA_TILE_ROWS && staged_bytes(weight, rows) > stage)
         rows = (rows / 2 + CUDA_TILE_ROWS - 1) / CUDA_TILE_ROWS * CUDA_TILE_ROWS;
     return rows;
 }
 
-static int compare_pieces(const void *left, const void *right) {
-    const struct piece *a = left, *b = right;
-    if (a->file != b->file)
-        return a->file < b->file ? -1 : 1;
-    if (a->offset != b->offset)
-        return a->offset < b->offset ? -1 : 1;
-    return a->first < b->first ? -1 : a->first > b->first;
-}
-
 static bool cut(struct upload *upload, struct calla_error *error) {
-    const struct weight_table *table = &upload->weights->table;
+    struct pieces *pieces = &upload->pieces;
+    const struct weight_table *table = &pieces->weights->table;
     size_t count = 0;
     for (uint32_t i = 0; i < table->count; i++) {
-        uint64_t rows = rows_of(&table->weights[i]),
+        uint64_t rows = piece_rows_of(&table->weights[i]),
                  some = rows_at_once(&table->weights[i], upload->stage_bytes);
         count += (size_t)((rows + some - 1) / some);
     }
-    upload->pieces = calloc(count + 1, sizeof *upload->pieces);
-    if (upload->pieces == NULL)
-        return error_memory(error, "reading weights", count * sizeof *upload->pieces);
+    pieces->list = calloc(count + 1, sizeof *pieces->list);
+    if (pieces->list == NULL)
+        return error_memory(error, "reading weights", count * sizeof *pieces->list);
     for (uint32_t i = 0; i < table->count; i++) {
         const struct weight *weight = &table->weights[i];
-        uint64_t rows = rows_of(weight), some = rows_at_once(weight, upload->stage_bytes);
-        for (uint64_t first = 0; first < rows; first += some)
-            upload->pieces[upload->piece_count++] =
-                (struct piece){.weight = i,
-                               .file = weight->parts[0].file,
-                               .offset = weight->parts[0].offset,
-                               .first = first,
-                               .rows = rows - first < some ? rows - first : some};
+        uint64_t rows = piece_rows_of(weight), some = rows_at_once(weight, upload->stage_bytes);
+        for (uint64_t first = 0; first < rows; first += some) {
+            struct piece *piece = &pieces->list[pieces->count++];
+            *piece = (struct piece){.weight = i,
+                                    .file = weight->parts[0].file,
+                                    .place = weight->parts[0].offset + part_bytes(weight, 0, first),
+                                    .first = first,
+                                    .count = rows - first < some ? rows - first : some};
+            for (uint32_t part = 0; part < weight->part_count; part++)
+                piece->bytes += part_bytes(weight, part, piece->count);
+        }
     }
-    qsort(upload->pieces, upload->piece_count, sizeof *upload->pieces, compare_pieces);
     return true;
 }
 
@@ -211,29 +172,26 @@ static void close_reader(struct reader *reader) {
     }
 }
 
-/* As many readers as there is work for and the processor has cores. */
 static bool open_readers(struct upload *upload, struct calla_error *error) {
-    size_t cores = (size_t)system_cores(), most = cores < MAX_READERS ? cores : MAX_READERS;
-    uint64_t stages = upload->weights->bytes / upload->stage_bytes + 1;
-    size_t count = stages / 2 < most ? (size_t)(stages / 2) : most;
-    do {
+    size_t count = pieces_readers(upload->pieces.weights->bytes / upload->stage_bytes + 1);
+    while (upload->reader_count < count)
         if (!open_reader(&upload->readers[upload->reader_count++], upload->stage_bytes, error))
             return false;
-    } while (upload->reader_count < count);
     return true;
 }
 
 /* Reads rows of a weight into a stage and queues their way to the device. */
 static bool upload_piece(const struct upload *upload, struct reader *reader, const struct piece *piece,
                          struct calla_error *error) {
-    const struct weight *weight = &upload->weights->table.weights[piece->weight];
+    const struct weights *weights = upload->pieces.weights;
+    const struct weight *weight = &weights->table.weights[piece->weight];
     struct stage *stage = &reader->stages[reader->next++ % 2];
     cudaError_t status = cudaEventSynchronize(stage->packed);
     const void *parts[3] = {NULL};
     uint64_t offset = 0;
     for (uint32_t part = 0; part < weight->part_count && status == cudaSuccess; part++) {
-        uint64_t bytes = part_bytes(weight, part, piece->rows);
-        if (!weights_read_part(upload->weights, piece->weight, part, part_bytes(weight, part, piece->first),
+        uint64_t bytes = part_bytes(weight, part, piece->count);
+        if (!weights_read_part(weights, piece->weight, part, part_bytes(weight, part, piece->first),
                                stage->host + offset, bytes, error))
             return false;
         parts[part] = (char *)stage->device.data + offset;
@@ -248,7 +206,7 @@ static bool upload_piece(const struct upload *upload, struct reader *reader, con
                                 .dtype = weight->dtype,
                                 .scale_dtype = weight->parts[1].dtype,
                                 .bias_dtype = weight->parts[2].dtype,
-                                .rows = (uint32_t)piece->rows,
+                                .rows = (uint32_t)piece->count,
                                 .columns = weight->columns};
     if (status == cudaSuccess)
         status = cuda_pack(&raw, &upload->backend->weight_views[piece->weight], piece->first, reader->stream);
@@ -257,69 +215,29 @@ static bool upload_piece(const struct upload *upload, struct reader *reader, con
     return status == cudaSuccess || cuda_failed(status, "loading weights", error);
 }
 
-/* After a piece went well or, with an error, did not: whether to go on. */
-static bool note_piece(struct upload *upload, const struct piece *piece, bool ok,
-                       const struct calla_error *error) {
-    const struct weight *weight = &upload->weights->table.weights[piece->weight];
-    const struct calla_progress *progress = upload->progress;
-    pthread_mutex_lock(&upload->mutex);
-    bool first_failure = !atomic_load(&upload->failed);
-    for (uint32_t part = 0; part < weight->part_count; part++)
-        upload->done += part_bytes(weight, part, piece->rows);
-    if (!ok && first_failure)
-        error_set(upload->error, error->status, "%s", error->message);
-    if (ok && first_failure && progress != NULL && progress->report != NULL &&
-        !progress->report(progress->user, "reading weights", upload->done, upload->weights->bytes))
-        ok = error_set(upload->error, CALLA_CANCELLED, "Reading the weights was cancelled.");
-    if (!ok)
-        atomic_store(&upload->failed, true);
-    pthread_mutex_unlock(&upload->mutex);
-    return ok;
-}
-
-static void read_pieces(void *argument, size_t task) {
-    struct upload *upload = argument;
-    struct reader *reader = &upload->readers[task];
-    bool ok = true;
-    cudaSetDevice(upload->backend->device.ordinal);
-    for (size_t i; ok && !atomic_load(&upload->failed) &&
-                   (i = atomic_fetch_add(&upload->next, 1)) < upload->piece_count;) {
-        struct calla_error error = {0};
-        ok = upload_piece(upload, reader, &upload->pieces[i], &error);
-        ok = note_piece(upload, &upload->pieces[i], ok, &error);
-    }
-    cudaError_t status = cudaStreamSynchronize(reader->stream);
-    if (status != cudaSuccess) {
-        struct calla_error error = {0};
-        cuda_lost(upload->backend, status, "loading weights", &error);
-        note_piece(upload, &upload->pieces[0], false, &error);
-    }
-}
-
-static bool read_all(struct upload *upload, struct calla_error *error) {
-    struct threads *threads = threads_open((int)upload->reader_count, error);
-    if (threads == NULL)
-        return false;
-    upload->error = error;
-    threads_run(threads, read_pieces, upload, upload->reader_count);
-    threads_close(threads);
-    return !atomic_load(&upload->failed);
+static bool read_piece(void *owner, size_t number, const struct piece *piece, struct calla_error *error) {
+    struct upload *upload = owner;
+    struct reader *reader = &upload->readers[number];
+    cudaError_t status = cudaSetDevice(upload->backend->device.ordinal);
+    if (status == cudaSuccess && piece != NULL)
+        return upload_piece(upload, reader, piece, error);
+    if (status == cudaSuccess)
+        status = cudaStreamSynchronize(reader->stream);
+    return status == cudaSuccess || cuda_lost(upload->backend, status, "loading weights", error);
 }
 
 bool cuda_load(struct backend *base, struct weights *weights, const struct calla_progress *progress,
                struct calla_error *error) {
     struct cuda_backend *backend = (struct cuda_backend *)base;
-    struct upload upload = {.backend = backend,
-                            .weights = weights,
-                            .progress = progress,
-                            .stage_bytes = choose_stage_bytes(weights)};
-    pthread_mutex_init(&upload.mutex, NULL);
-    bool ok = check_weights(weights, error) && allocate(backend, weights, error) && cut(&upload, error) &&
-              open_readers(&upload, error) && read_all(&upload, error);
+    struct upload upload = {
+        .backend = backend,
+        .stage_bytes = choose_stage_bytes(weights),
+        .pieces = {.weights = weights, .progress = progress, .read = read_piece, .owner = &upload}};
+    bool ok = pieces_check(weights, error) && allocate(backend, weights, error) && cut(&upload, error) &&
+              open_readers(&upload, error) && pieces_read(&upload.pieces, upload.reader_count, error);
     for (size_t i = 0; i < upload.reader_count; i++)
         close_reader(&upload.readers[i]);
-    pthread_mutex_destroy(&upload.mutex);
-    free(upload.pieces);
+    free(upload.pieces.list);
     if (ok)
         backend->weights = weights;
     return ok;

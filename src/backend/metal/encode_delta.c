@@ -1,4 +1,5 @@
 /* The delta layers on the GPU: convolution, gates, the recurrence, its gated norm, and their fusions. */
+#include "backend/metal/encode_rows.h"
 #include "backend/metal/kernels/delta_parameters.h"
 #include "backend/metal/metal_encode.h"
 
@@ -168,26 +169,6 @@ static void encode_scan(const struct op_constants *c, const struct scan *scan,
                      threads(GROUP));
 }
 
-/* The gated norm of y in place, once it is written. */
-static void encode_norm(const struct op_constants *c, const struct metal_operand *y,
-                        const struct metal_operand *z, const struct metal_operand *weight,
-                        struct metal_encoder *encoder) {
-    struct delta_norm_parameters parameters = {.rows = y->rows,
-                                               .heads = c->value_heads,
-                                               .size = c->value_size,
-                                               .y_stride = y->stride,
-                                               .z_stride = z->stride,
-                                               .epsilon = c->epsilon};
-    struct metal_operand in_place = with_access(*y, ACCESS_READ | ACCESS_WRITE);
-    metal_phase(encoder);
-    metal_use(encoder, "delta_norm", NULL, 0);
-    metal_bind(encoder, 0, &in_place);
-    metal_bind(encoder, 1, z);
-    metal_bind(encoder, 2, weight);
-    metal_bind_bytes(encoder, 3, &parameters, sizeof parameters);
-    metal_launch(encoder, threads(groups_of((uint64_t)y->rows * c->value_heads, SIMDGROUPS)), threads(GROUP));
-}
-
 /* q, k, v, decay, beta, state, y */
 static void encode_delta_scan(const struct metal_op *op, struct metal_encoder *encoder) {
     const struct metal_operand *operands = op->operands;
@@ -276,7 +257,7 @@ static void encode_delta_tail(const struct metal_op *op, struct metal_encoder *e
                         .state = &operands[9],
                         .y = &operands[10]};
     encode_scan(&op->op->constants, &scan, encoder);
-    encode_norm(&op->op->constants, &operands[10], &operands[7], &operands[8], encoder);
+    encode_gated_norm_of(&op->op->constants, &operands[10], &operands[7], &operands[8], encoder);
 }
 
 const struct metal_kernel metal_delta_tail[] = {{delta_tail_at_once_fits, NULL, encode_delta_tail_at_once},
@@ -333,7 +314,7 @@ static void encode_delta_step(const struct metal_op *op, struct metal_encoder *e
                         .y = &operands[11]};
     metal_phase(encoder);
     encode_scan(c, &scan, encoder);
-    encode_norm(c, &operands[11], &operands[7], &operands[8], encoder);
+    encode_gated_norm_of(c, &operands[11], &operands[7], &operands[8], encoder);
 }
 
 const struct metal_kernel metal_delta_step[] = {{delta_step_at_once_fits, NULL, encode_delta_step_at_once},

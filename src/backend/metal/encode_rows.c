@@ -1,6 +1,6 @@
 /* Ops on single rows: the embedding, the norms, and what is element by element. */
+#include "backend/metal/encode_rows.h"
 #include "backend/metal/kernels/row_parameters.h"
-#include "backend/metal/metal_encode.h"
 
 _Static_assert(EMBED_F32 == DTYPE_F32 && EMBED_F16 == DTYPE_F16 && EMBED_BF16 == DTYPE_BF16 &&
                    EMBED_AFFINE4 == DTYPE_AFFINE4 && EMBED_AFFINE8 == DTYPE_AFFINE8,
@@ -64,23 +64,42 @@ static void encode_rms_norm(const struct metal_op *op, struct metal_encoder *enc
     launch_rows(encoder, x->rows, x->columns);
 }
 
-/* x, z, weight, y */
-static void encode_gated_norm(const struct metal_op *op, struct metal_encoder *encoder) {
-    const struct metal_operand *x = &op->operands[0], *z = &op->operands[1], *y = &op->operands[3];
+static void use_gated_norm(const struct op_constants *constants, const struct metal_operand *x,
+                           const struct metal_operand *z, const struct metal_operand *weight,
+                           const struct metal_operand *y, struct metal_encoder *encoder) {
     struct norm_parameters parameters = {.rows = x->rows,
-                                         .heads = op->op->constants.value_heads,
-                                         .size = op->op->constants.value_size,
+                                         .heads = constants->value_heads,
+                                         .size = constants->value_size,
                                          .x_stride = x->stride,
                                          .z_stride = z->stride,
                                          .y_stride = y->stride,
-                                         .epsilon = op->op->constants.epsilon};
+                                         .epsilon = constants->epsilon};
     metal_use(encoder, "gated_norm", NULL, 0);
     metal_bind(encoder, 0, x);
     metal_bind(encoder, 1, z);
-    metal_bind(encoder, 2, &op->operands[2]);
-    metal_bind_output(encoder, 3, y);
+    metal_bind(encoder, 2, weight);
     metal_bind_bytes(encoder, 4, &parameters, sizeof parameters);
-    launch_rows(encoder, x->rows * parameters.heads, parameters.size);
+}
+
+/* x, z, weight, y */
+static void encode_gated_norm(const struct metal_op *op, struct metal_encoder *encoder) {
+    const struct metal_operand *x = &op->operands[0], *y = &op->operands[3];
+    const struct op_constants *constants = &op->op->constants;
+    use_gated_norm(constants, x, &op->operands[1], &op->operands[2], y, encoder);
+    metal_bind_output(encoder, 3, y);
+    launch_rows(encoder, x->rows * constants->value_heads, constants->value_size);
+}
+
+void encode_gated_norm_of(const struct op_constants *constants, const struct metal_operand *y,
+                          const struct metal_operand *z, const struct metal_operand *weight,
+                          struct metal_encoder *encoder) {
+    struct metal_operand before = *y, after = *y;
+    before.access = ACCESS_READ;
+    after.access = ACCESS_WRITE;
+    metal_phase(encoder);
+    use_gated_norm(constants, &before, z, weight, &after, encoder);
+    metal_bind(encoder, 3, &after); /* not as an output, all of which is new: it is read */
+    launch_rows(encoder, y->rows * constants->value_heads, constants->value_size);
 }
 
 /* gate, up, y */

@@ -4,44 +4,17 @@
  *
  * A GPU limits the size of one buffer: there are as many as that takes, and no weight lies in two. */
 #include <inttypes.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "backend/metal/metal_backend.h"
-#include "base/system.h"
-#include "base/threads.h"
+#include "backend/pieces.h"
 
 #define PIECE_BYTES ((uint64_t)8 << 20)
-#define MAX_READERS 8
-
-/* Bytes of a part of a weight, to be read at once. */
-struct piece {
-    uint32_t weight, part, file;
-    uint64_t file_offset, offset, size; /* offset: within the part */
-};
-
-struct load {
-    struct metal_backend *backend;
-    struct weights *weights;
-    const struct calla_progress *progress;
-    struct piece *pieces;
-    size_t count;
-    atomic_size_t next;
-    atomic_bool failed;
-    pthread_mutex_t mutex; /* for done, error and the progress report */
-    uint64_t done;
-    struct calla_error *error;
-};
-
-static uint64_t rows_of(const struct weight *weight) {
-    return (uint64_t)weight->matrices * weight->rows;
-}
 
 /* Elements of a part: scales and biases have one a group. */
 static uint64_t elements_of(const struct weight *weight, uint32_t part) {
-    return rows_of(weight) * (part > 0 ? weight->columns / DTYPE_AFFINE_GROUP : weight->columns);
+    return piece_rows_of(weight) * (part > 0 ? weight->columns / DTYPE_AFFINE_GROUP : weight->columns);
 }
 
 /* The types of a part in the file and in memory. */
@@ -60,7 +33,7 @@ static uint64_t part_bytes(enum dtype dtype, uint64_t elements) {
 
 /* How a weight lies in memory, from byte `offset` of its buffer on; returns its bytes. */
 static uint64_t describe(const struct weight *weight, uint64_t offset, struct metal_operand *place) {
-    uint64_t rows = rows_of(weight);
+    uint64_t rows = piece_rows_of(weight);
     *place = (struct metal_operand){.offset = offset,
                                     .dtype = weight->dtype,
                                     .scale_dtype = DTYPE_F32,
@@ -83,19 +56,12 @@ static uint64_t describe(const struct weight *weight, uint64_t offset, struct me
 }
 
 static bool check_weights(const struct weights *weights, struct calla_error *error) {
-    for (uint32_t i = 0; i < weights->table.count; i++) {
-        const struct weight *weight = &weights->table.weights[i];
-        if (weight->part_count == 3 && weight->columns % DTYPE_AFFINE_GROUP != 0)
-            return error_set(error, CALLA_BAD_INPUT,
-                             "%s: its %u columns are no multiple of the group size %d.", weight->module,
-                             weight->columns, DTYPE_AFFINE_GROUP);
-        if (rows_of(weight) > UINT32_MAX)
+    for (uint32_t i = 0; i < weights->table.count; i++)
+        if (piece_rows_of(&weights->table.weights[i]) > UINT32_MAX)
             return error_set(error, CALLA_UNSUPPORTED,
-                             "%s: its %" PRIu64 " rows are more than a GPU's kernels "
-                             "count.",
-                             weight->module, rows_of(weight));
-    }
-    return true;
+                             "%s: its %" PRIu64 " rows are more than a GPU's kernels count.",
+                             weights->table.weights[i].module, piece_rows_of(&weights->table.weights[i]));
+    return pieces_check(weights, error);
 }
 
 /* ---- Places */
@@ -180,121 +146,77 @@ static bool allocate(struct metal_backend *backend, const struct weights *weight
 
 /* ---- Reading */
 
-static int compare_pieces(const void *left, const void *right) {
-    const struct piece *a = left, *b = right;
-    if (a->file != b->file)
-        return a->file < b->file ? -1 : 1;
-    if (a->file_offset != b->file_offset)
-        return a->file_offset < b->file_offset ? -1 : 1;
-    return 0;
-}
-
-/* Cuts all parts into pieces in the order of the files. */
-static bool cut(struct load *load, struct calla_error *error) {
-    const struct weight_table *table = &load->weights->table;
+/* Cuts all parts into pieces of bytes. */
+static bool cut(struct pieces *pieces, struct calla_error *error) {
+    const struct weight_table *table = &pieces->weights->table;
     for (int fill = 0; fill < 2; fill++) {
-        load->count = 0;
+        pieces->count = 0;
         for (uint32_t i = 0; i < table->count; i++)
             for (uint32_t part = 0; part < table->weights[i].part_count; part++) {
                 const struct weight_part *found = &table->weights[i].parts[part];
-                for (uint64_t at = 0; at < found->bytes; at += PIECE_BYTES) {
-                    uint64_t left = found->bytes - at;
+                for (uint64_t at = 0; at < found->bytes; at += PIECE_BYTES, pieces->count++) {
+                    uint64_t left = found->bytes - at, size = left < PIECE_BYTES ? left : PIECE_BYTES;
                     if (fill)
-                        load->pieces[load->count] =
-                            (struct piece){.weight = i,
-                                           .part = part,
-                                           .file = found->file,
-                                           .file_offset = found->offset + at,
-                                           .offset = at,
-                                           .size = left < PIECE_BYTES ? left : PIECE_BYTES};
-                    load->count++;
+                        pieces->list[pieces->count] = (struct piece){.weight = i,
+                                                                     .part = part,
+                                                                     .file = found->file,
+                                                                     .place = found->offset + at,
+                                                                     .first = at,
+                                                                     .count = size,
+                                                                     .bytes = size};
                 }
             }
-        if (!fill && (load->pieces = calloc(load->count + 1, sizeof *load->pieces)) == NULL)
-            return error_memory(error, "reading weights", load->count * sizeof *load->pieces);
+        if (!fill && (pieces->list = calloc(pieces->count + 1, sizeof *pieces->list)) == NULL)
+            return error_memory(error, "reading weights", pieces->count * sizeof *pieces->list);
     }
-    qsort(load->pieces, load->count, sizeof *load->pieces, compare_pieces);
     return true;
 }
 
 /* Elements of another type than they shall have in memory, which is F32. */
-static bool read_converted(const struct load *load, const struct piece *piece, enum dtype dtype, float *out,
-                           struct calla_error *error) {
-    unsigned char *bytes = malloc((size_t)piece->size);
+static bool read_converted(const struct weights *weights, const struct piece *piece, enum dtype dtype,
+                           float *out, struct calla_error *error) {
+    unsigned char *bytes = malloc((size_t)piece->bytes);
     if (bytes == NULL)
-        return error_memory(error, "reading weights", (size_t)piece->size);
-    bool ok = weights_read_part(load->weights, piece->weight, piece->part, piece->offset, bytes, piece->size,
-                                error);
-    for (size_t i = 0; ok && i < piece->size * 8 / dtype_bits(dtype); i++)
+        return error_memory(error, "reading weights", (size_t)piece->bytes);
+    bool ok =
+        weights_read_part(weights, piece->weight, piece->part, piece->first, bytes, piece->bytes, error);
+    for (size_t i = 0; ok && i < piece->bytes * 8 / dtype_bits(dtype); i++)
         out[i] = float_load(bytes, dtype, i);
     free(bytes);
     return ok;
 }
 
-static bool read_piece(const struct load *load, const struct piece *piece, struct calla_error *error) {
-    const struct weight *weight = &load->weights->table.weights[piece->weight];
+struct load {
+    struct metal_backend *backend;
+    struct pieces pieces;
+};
+
+static bool read_piece(void *owner, size_t reader, const struct piece *piece, struct calla_error *error) {
+    const struct load *load = owner;
+    (void)reader;
+    if (piece == NULL)
+        return true;
+    const struct weights *weights = load->pieces.weights;
+    const struct weight *weight = &weights->table.weights[piece->weight];
     const struct metal_operand *place = &load->backend->weight_operands[piece->weight];
     enum dtype file = type_in_file(weight, piece->part), memory = type_in_memory(place, piece->part);
     const uint64_t offsets[3] = {place->offset, place->scales, place->biases};
     unsigned char *target = (unsigned char *)metal_buffer_contents(place->buffer) + offsets[piece->part];
     if (file == memory)
-        return weights_read_part(load->weights, piece->weight, piece->part, piece->offset,
-                                 target + piece->offset, piece->size, error);
-    uint64_t element = piece->offset * 8 / dtype_bits(file);
-    return read_converted(load, piece, file, (float *)(void *)target + element, error);
-}
-
-/* After a piece went well or, with an error, did not: whether to go on. */
-static bool note_piece(struct load *load, const struct piece *piece, bool ok,
-                       const struct calla_error *error) {
-    const struct calla_progress *progress = load->progress;
-    pthread_mutex_lock(&load->mutex);
-    bool first_failure = !atomic_load(&load->failed);
-    load->done += piece->size;
-    if (!ok && first_failure)
-        error_set(load->error, error->status, "%s", error->message);
-    if (ok && first_failure && progress != NULL && progress->report != NULL &&
-        !progress->report(progress->user, "reading weights", load->done, load->weights->bytes))
-        ok = error_set(load->error, CALLA_CANCELLED, "Reading the weights was cancelled.");
-    if (!ok)
-        atomic_store(&load->failed, true);
-    pthread_mutex_unlock(&load->mutex);
-    return ok;
-}
-
-static void read_pieces(void *argument, size_t task) {
-    struct load *load = argument;
-    (void)task;
-    bool ok = true;
-    for (size_t i;
-         ok && !atomic_load(&load->failed) && (i = atomic_fetch_add(&load->next, 1)) < load->count;) {
-        struct calla_error error = {0};
-        ok = read_piece(load, &load->pieces[i], &error);
-        ok = note_piece(load, &load->pieces[i], ok, &error);
-    }
-}
-
-static bool read_all(struct load *load, struct calla_error *error) {
-    size_t cores = (size_t)system_cores(), readers = cores < MAX_READERS ? cores : MAX_READERS;
-    readers = readers < load->count / 2 ? readers : load->count / 2;
-    readers = readers > 0 ? readers : 1;
-    struct threads *threads = threads_open((int)readers, error);
-    if (threads == NULL)
-        return false;
-    load->error = error;
-    threads_run(threads, read_pieces, load, readers);
-    threads_close(threads);
-    return !atomic_load(&load->failed);
+        return weights_read_part(weights, piece->weight, piece->part, piece->first, target + piece->first,
+                                 piece->bytes, error);
+    uint64_t element = piece->first * 8 / dtype_bits(file);
+    return read_converted(weights, piece, file, (float *)(void *)target + element, error);
 }
 
 bool metal_load(struct backend *base, struct weights *weights, const struct calla_progress *progress,
                 struct calla_error *error) {
-    struct load load = {.backend = (struct metal_backend *)base, .weights = weights, .progress = progress};
-    pthread_mutex_init(&load.mutex, NULL);
-    bool ok = check_weights(weights, error) && allocate(load.backend, weights, error) && cut(&load, error) &&
-              read_all(&load, error);
-    pthread_mutex_destroy(&load.mutex);
-    free(load.pieces);
+    struct load load = {
+        .backend = (struct metal_backend *)base,
+        .pieces = {.weights = weights, .progress = progress, .read = read_piece, .owner = &load}};
+    bool ok = check_weights(weights, error) && allocate(load.backend, weights, error) &&
+              cut(&load.pieces, error) && pieces_read(&load.pieces, pieces_readers(load.pieces.count), error);
+    free(load.pieces.list);
     if (ok)
         load.backend->weights = weights;
     return ok;

@@ -8,7 +8,6 @@
 #include "backend/metal/metal_backend.h"
 #include "base/system.h"
 #include "plan/cost.h"
-#include "plan/op_check.h"
 
 /* Scratch bytes up to which a program is a small one. */
 #define SMALL_SCRATCH ((uint64_t)32 << 20)
@@ -25,12 +24,10 @@ struct metal_program {
     uint64_t *workspaces, *workspace_sizes; /* offsets in the scratch memory */
     struct metal_memory *scratch;           /* the plan's buffers; bound as of `moves` */
     uint32_t op_count, scratch_count;
-    uint64_t scratch_bytes;           /* of all buffers and workspaces */
-    uint64_t moves;                   /* of the scratch memory when the ops were bound; 0: not yet */
-    bool is_step;                     /* replayed, with its token handed over on the device */
-    uint32_t samples;                 /* sampling ops: each moves the record on */
-    bool posts_token;                 /* the last op samples into element 0 of STEP_TOKENS */
-    uint64_t cache_rows, cache_limit; /* of the op that needs the cache most; 0: none does */
+    uint64_t scratch_bytes; /* of all buffers and workspaces */
+    uint64_t moves;         /* of the scratch memory when the ops were bound; 0: not yet */
+    bool is_step;           /* replayed, with its token handed over on the device */
+    struct plan_facts facts;
     bool writes_kv;
 
     /* Where it was stopped: 0, 0 at its beginning. */
@@ -105,11 +102,6 @@ static bool bind_operand(struct metal_operand *bound, const struct operand *oper
                        metal_session_memory(program->session, (enum space)operand->space, operand->buffer));
 }
 
-/* The place of the record is known to the host, which must know positions before the device does. */
-static bool is_record(const struct operand *operand) {
-    return operand->space == SPACE_STEP && operand->buffer == STEP_RECORD && operand->offset == 0;
-}
-
 /* Binds all ops to where the scratch memory is; its buffer is NULL while sizes are asked for. */
 static bool bind_ops(struct metal_program *program, struct metal_buffer *scratch, struct calla_error *error) {
     uint64_t offset = 0;
@@ -124,7 +116,7 @@ static bool bind_ops(struct metal_program *program, struct metal_buffer *scratch
         for (uint32_t j = 0; j < op->op->operand_count; j++) {
             const struct operand *operand = &op->op->operands[j];
             if (!bind_operand(&op->operands[j], operand, program) ||
-                (operand->dtype == DTYPE_U8 && !is_record(operand)))
+                (operand->dtype == DTYPE_U8 && !binding_is_record(operand)))
                 return binding_refuse(op->op, j, error);
         }
         uint32_t size = (uint32_t)program->workspace_sizes[i];
@@ -143,27 +135,16 @@ static bool bind_ops(struct metal_program *program, struct metal_buffer *scratch
 
 static bool check_ops(struct metal_program *program, const struct plan *plan, struct calla_error *error) {
     program->op_count = plan->op_count;
+    if (!binding_plan(plan, &program->facts, error))
+        return false;
     for (uint32_t i = 0; i < plan->op_count; i++) {
         const struct op *op = &plan->ops[i];
         program->plain[i] = *op;
-        if (!op_check(op, error))
-            return false;
-        program->samples += op->kind == OP_SAMPLE;
-        uint64_t rows, limit;
-        if (binding_cache_rows(op, &rows, &limit) &&
-            (program->cache_limit == 0 ||
-             (int64_t)limit - (int64_t)rows < (int64_t)program->cache_limit - (int64_t)program->cache_rows)) {
-            program->cache_rows = rows;
-            program->cache_limit = limit;
-        }
         for (uint32_t j = 0; j < op->operand_count; j++)
             program->writes_kv |=
                 op->operands[j].space == SPACE_KV && (op->operands[j].access & ACCESS_WRITE) != 0;
     }
-    const struct op *last = plan->op_count > 0 ? &plan->ops[plan->op_count - 1] : NULL;
-    program->posts_token = last != NULL && last->kind == OP_SAMPLE && last->operands[4].space == SPACE_STEP &&
-                           last->operands[4].buffer == STEP_TOKENS && last->operands[4].offset == 0;
-    program->is_step = program->posts_token && program->samples == 1 && plan->rows == 1 &&
+    program->is_step = program->facts.posts_token && program->facts.samples == 1 && plan->rows == 1 &&
                        program->backend->policy.token_on_device;
     return true;
 }
@@ -293,11 +274,6 @@ struct program *metal_compile(struct device_session *base, const struct plan *pl
 
 /* ---- Running */
 
-/* Whether the cache has room for the rows of every op that reads or writes it. */
-static bool has_room(const struct metal_program *program, uint32_t position) {
-    return program->cache_limit == 0 || position + program->cache_rows <= program->cache_limit;
-}
-
 /* Begins the command buffer whose turn it is, after what it did before has ended. */
 static bool begin_commands(struct metal_program *program, struct calla_error *error) {
     struct metal_session *session = program->session;
@@ -376,12 +352,12 @@ static void note_end(struct metal_program *program) {
     struct metal_session *session = program->session;
     if (program->writes_kv)
         metal_kv_changes(session, session->record.position);
-    for (uint32_t i = 0; i < program->samples; i++) {
+    for (uint32_t i = 0; i < program->facts.samples; i++) {
         session->record.position += session->record.rows;
         session->record.rows = 1;
         session->record.draws++;
     }
-    session->token_posted = program->posts_token;
+    session->token_posted = program->facts.posts_token;
     session->token_turn = 1 - session->turn;
 }
 
@@ -390,7 +366,8 @@ static void encode_ahead(struct metal_program *program) {
     struct metal_session *session = program->session;
     uint32_t position = session->record.position;
     struct run run = {.program = program, .ahead = true};
-    if (!program->is_step || session->running[session->turn] || !has_room(program, position))
+    if (!program->is_step || session->running[session->turn] ||
+        !binding_has_room(&program->facts, position, NULL))
         return;
     bool whole = encode(&run, position, NULL) && !program->backend->encoder->stopped;
     program->next_op = program->next_piece = 0;
@@ -476,9 +453,8 @@ bool metal_run(struct device_session *base, struct program *compiled, double sec
     bool goes_on = backend->stopped == program;
     if (!goes_on) {
         program->next_op = program->next_piece = 0;
-        if (!has_room(program, session->record.position))
-            return binding_context_full(program->cache_rows, session->record.position, program->cache_limit,
-                                        error);
+        if (!binding_has_room(&program->facts, session->record.position, error))
+            return false;
         if (is_large(program) && !end_stopped(backend, seconds, finished, error))
             return false;
         if (!*finished)

@@ -69,7 +69,7 @@ kernel void delta_conv_128(device const uint *record [[buffer(0)]], device const
     for (uint t = begin; t < min(begin + p.block, p.rows); t++) {
         float4 input = *(device const float4 *)(x + ulong(t) * p.x_stride + channel);
         float4 sum = ((tap[0] * past[0] + tap[1] * past[1]) + tap[2] * past[2]) + tap[3] * input;
-        float4 y = sum / (1.0f + exp(-sum));
+        float4 y = silu(sum);
         if (is_key) {
             float factor = 1.0f / sqrt(simd_sum(dot(y, y)) + p.epsilon);
             y *= is_query ? factor * 0.08838834764831845f : factor; // 128^-0.5

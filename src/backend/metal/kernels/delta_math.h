@@ -5,14 +5,11 @@
 #include <metal_stdlib>
 using namespace metal;
 
+#include "activations.h"
 #include "delta_parameters.h"
 
 METAL_FUNC float delta_sigmoid(float x) {
     return 1.0f / (1.0f + exp(-x));
-}
-
-METAL_FUNC float delta_silu(float x) {
-    return x / (1.0f + exp(-x));
 }
 
 // log(1 + x) for x in [0, 1]: Metal has no log1p. What 1 + x loses is put right by the quotient.
@@ -39,7 +36,7 @@ METAL_FUNC float delta_convolve(device const float *x, device const float *taps,
                                       : ring[ulong((position + later) % p.taps) * p.ring_stride + channel];
         sum += taps[ulong(channel) * p.taps_stride + j] * input;
     }
-    return delta_silu(sum);
+    return silu(sum);
 }
 
 #endif

@@ -29,9 +29,4 @@ struct step_parameters {
     float l2_epsilon, epsilon;
 };
 
-struct delta_norm_parameters {
-    uint32_t rows, heads, size, y_stride, z_stride;
-    float epsilon;
-};
-
 #endif

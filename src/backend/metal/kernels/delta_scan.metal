@@ -39,22 +39,3 @@ kernel void delta_scan(device const float *q [[buffer(0)]], device const float *
             y[ulong(t) * p.y_stride + unit] = out;
     }
 }
-
-// In place: per row and head y = rms_norm(y) * weight * silu(z). A simdgroup a head of a row.
-kernel void delta_norm(device float *y [[buffer(0)]], device const float *z [[buffer(1)]],
-                       device const float *weight [[buffer(2)]], constant delta_norm_parameters &p [[buffer(3)]],
-                       uint group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
-                       uint simdgroup [[simdgroup_index_in_threadgroup]],
-                       uint simdgroups [[simdgroups_per_threadgroup]]) {
-    uint unit = group * simdgroups + simdgroup, t = unit / p.heads, column = unit % p.heads * p.size;
-    if (t >= p.rows)
-        return;
-    device float *values = y + ulong(t) * p.y_stride + column;
-    device const float *gates = z + ulong(t) * p.z_stride + column;
-    float squares = 0.0f;
-    for (uint i = lane; i < p.size; i += 32)
-        squares += values[i] * values[i];
-    float scale = 1.0f / sqrt(simd_sum(squares) / float(p.size) + p.epsilon);
-    for (uint i = lane; i < p.size; i += 32)
-        values[i] = values[i] * scale * weight[i] * delta_silu(gates[i]);
-}

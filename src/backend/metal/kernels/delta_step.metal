@@ -21,7 +21,7 @@ METAL_FUNC float4 step_convolve(device const float *x, device const float4 *taps
     }
     if (writes)
         *(device float4 *)(ring + (position & 3) * ring_stride + channel) = input;
-    return sum / (1.0f + exp(-sum));
+    return silu(sum);
 }
 
 kernel void delta_step(device const uint *record [[buffer(0)]], device const float *x [[buffer(1)]],
@@ -107,6 +107,6 @@ kernel void delta_step(device const uint *record [[buffer(0)]], device const flo
     if (simdgroup == 0) {
         float4 result = out[lane], gate = z[head * 32 + lane];
         float scale = 1.0f / sqrt(simd_sum(dot(result, result)) / 128.0f + p.epsilon);
-        y[head * 32 + lane] = result * scale * weight[lane] * (gate / (1.0f + exp(-gate)));
+        y[head * 32 + lane] = result * scale * weight[lane] * silu(gate);
     }
 }

@@ -2,6 +2,7 @@
 #include <metal_stdlib>
 using namespace metal;
 
+#include "activations.h"
 #include "row_parameters.h"
 
 constant uint embed_dtype [[function_constant(0)]];
@@ -67,6 +68,7 @@ kernel void rms_norm(device const float *x [[buffer(0)]], device const float *we
 }
 
 // x[T,Hv*Dv], z[T,Hv*Dv], weight[Dv] -> y[T,Hv*Dv]: per head y = rms_norm(x) * weight * silu(z). A threadgroup a head.
+// y may be x.
 kernel void gated_norm(device const float *x [[buffer(0)]], device const float *z [[buffer(1)]],
                        device const float *weight [[buffer(2)]], device float *y [[buffer(3)]],
                        constant norm_parameters &p [[buffer(4)]], uint group [[threadgroup_position_in_grid]],
@@ -77,8 +79,7 @@ kernel void gated_norm(device const float *x [[buffer(0)]], device const float *
     device const float *x_head = x + row * p.x_stride + first, *z_head = z + row * p.z_stride + first;
     float scale = row_scale(x_head, p.size, p.epsilon, sums, index, threads, lane, simdgroup);
     for (uint i = index; i < p.size; i += threads) {
-        float gate = z_head[i] / (1.0f + exp(-z_head[i]));
-        y[row * p.y_stride + first + i] = x_head[i] * scale * weight[i] * gate;
+        y[row * p.y_stride + first + i] = x_head[i] * scale * weight[i] * silu(z_head[i]);
     }
 }
 
@@ -90,8 +91,7 @@ kernel void swiglu(device const float *gate [[buffer(0)]], device const float *u
     uint column = place.x;
     if (column >= p.columns)
         return;
-    float g = gate[row * p.gate_stride + column];
-    y[row * p.y_stride + column] = g / (1.0f + exp(-g)) * up[row * p.up_stride + column];
+    y[row * p.y_stride + column] = silu(gate[row * p.gate_stride + column]) * up[row * p.up_stride + column];
 }
 
 // routed[T*K,H], shared[T,H], scores[T,K+1], y[T,H] -> y += sum_k scores[k] routed[k] + scores[K] shared. A thread an

@@ -9,6 +9,7 @@
 
 #include <metal_stdlib>
 using namespace metal;
+#include "activations.h"
 #include "product_parameters.h"
 
 constant uint kind_a [[function_constant(100)]];
@@ -136,10 +137,6 @@ METAL_FUNC void add_products(uint kind, weight_matrix matrix, ulong row, uint co
 
 METAL_FUNC float norm_scale(float squares, uint columns, float epsilon) {
     return 1.0f / sqrt(squares / float(columns) + epsilon);
-}
-
-METAL_FUNC float silu(float x) {
-    return x / (1.0f + exp(-x));
 }
 
 #endif
