@@ -63,6 +63,7 @@ def test_a_report_fits_together(bench, calla):
     assert report["threads"] >= 1 and report["backend"] == "cpu"
     assert report["policy"]["chunk_rows"] == "512" and report["policy"]["gqa_pack"] is None
     assert report["bandwidth"] == {"bytes_per_second": 20e9, "source": "given"}
+    assert all(figure["memory_bytes_per_second"] is None for figure in report["prefill"] + report["decode"])
     assert report["ready_seconds"] > 0
     assert 1e6 < report["peak_resident_bytes"] < report["machine"]["memory_bytes"]
     assert [(figure["length"], figure["tokens"]) for figure in report["prefill"]] == [(8, 8), (16, 16)]
@@ -101,6 +102,17 @@ def test_the_limit_is_the_plans(bench, calla):
     assert decode["flops"] == sum(step["flops"] for step in steps)
     assert decode["bytes"] == sum(step["bytes"]["total"] for step in steps)
     assert decode["limit_tokens_per_second"] == pytest.approx(4 / sum(step["least_seconds"] for step in steps))
+
+
+def test_a_figure_is_held_against_the_memory_beside_it(calla):
+    report = json.loads(
+        calla("bench", "--decode", "40", "--tokens", "4", "--repeat", "3", "--warm-up", "0", "--json", "-").stdout
+    )
+    decode = report["decode"][0]
+    memory = decode["memory_bytes_per_second"]
+    assert report["bandwidth"]["source"] == "measured" and memory["count"] == 3
+    assert decode["limit_tokens_per_second"] == pytest.approx(memory["median"] * 4 / decode["bytes"])
+    assert report["peak_resident_bytes"] < 512 << 20  # the buffer that the memory is read from is not counted
 
 
 def test_without_a_compute_rate_only_decode_has_a_limit(bench):

@@ -16,23 +16,23 @@
 #define PIECE_BYTES ((size_t)1 << 20) /* what a thread reads at a time */
 #define WORDS_A_LINE 8                /* 64 bytes */
 #define PREFETCH_LINES 24
-#define SECONDS 1.0
 
-struct reading {
+struct bandwidth_meter {
+    struct threads *team;
     uint64_t *words;
     size_t first, pieces; /* of the window; of the whole buffer */
     uint64_t *sums;       /* [pieces]: so that the reads are not left out as useless */
 };
 
 static void fill_piece(void *argument, size_t piece) {
-    struct reading *reading = argument;
-    memset((unsigned char *)reading->words + piece * PIECE_BYTES, 1, PIECE_BYTES);
+    struct bandwidth_meter *meter = argument;
+    memset((unsigned char *)meter->words + piece * PIECE_BYTES, 1, PIECE_BYTES);
 }
 
 static void read_piece(void *argument, size_t piece) {
-    struct reading *reading = argument;
-    piece += reading->first;
-    const uint64_t *line = reading->words + piece * (PIECE_BYTES / sizeof *reading->words);
+    struct bandwidth_meter *meter = argument;
+    piece += meter->first;
+    const uint64_t *line = meter->words + piece * (PIECE_BYTES / sizeof *meter->words);
     const uint64_t *end = line + PIECE_BYTES / sizeof *line;
     uint64_t sums[WORDS_A_LINE] = {0};
     for (; line < end; line += WORDS_A_LINE) {
@@ -41,42 +41,58 @@ static void read_piece(void *argument, size_t piece) {
             sums[i] += line[i];
     }
     for (size_t i = 0; i < WORDS_A_LINE; i++)
-        reading->sums[piece] += sums[i];
+        meter->sums[piece] += sums[i];
 }
 
-/* Bytes a second of the best window. */
-static double best_window(struct threads *team, struct reading *reading) {
+double bandwidth_meter_read(struct bandwidth_meter *meter, double seconds) {
     double best = 0, start = system_seconds(), before = start;
-    while (before - start < SECONDS) {
-        threads_run(team, read_piece, reading, WINDOW_BYTES / PIECE_BYTES);
+    while (before - start < seconds) {
+        threads_run(meter->team, read_piece, meter, WINDOW_BYTES / PIECE_BYTES);
         double now = system_seconds();
         if (now > before)
             best = fmax(best, (double)WINDOW_BYTES / (now - before));
         before = now;
-        reading->first = (reading->first + WINDOW_BYTES / PIECE_BYTES) % reading->pieces;
+        meter->first = (meter->first + WINDOW_BYTES / PIECE_BYTES) % meter->pieces;
     }
     return best;
 }
 
-double bandwidth_measure(int threads, struct calla_error *error) {
+uint64_t bandwidth_meter_bytes(const struct bandwidth_meter *meter) {
+    return (uint64_t)meter->pieces * PIECE_BYTES;
+}
+
+struct bandwidth_meter *bandwidth_meter_open(int threads, struct calla_error *error) {
     uint64_t memory = system_memory();
     size_t bytes = memory > 0 && memory / 8 < BUFFER_BYTES ? (size_t)(memory / 8) : BUFFER_BYTES;
     bytes = (bytes / WINDOW_BYTES + 1) * WINDOW_BYTES;
-    struct reading reading = {.pieces = bytes / PIECE_BYTES};
-    struct threads *team = threads_open(threads, error);
-    if (team == NULL)
-        return 0;
-    reading.words = malloc(bytes);
-    reading.sums = calloc(reading.pieces, sizeof *reading.sums);
-    double best = 0;
-    if (reading.words != NULL && reading.sums != NULL) {
-        threads_run(team, fill_piece, &reading, reading.pieces);
-        best = best_window(team, &reading);
-    } else {
-        error_memory(error, "the measurement of the memory's bandwidth", bytes);
+    struct bandwidth_meter *meter = calloc(1, sizeof *meter);
+    if (meter != NULL) {
+        meter->pieces = bytes / PIECE_BYTES;
+        meter->words = malloc(bytes);
+        meter->sums = calloc(meter->pieces, sizeof *meter->sums);
     }
-    free(reading.words);
-    free(reading.sums);
-    threads_close(team);
+    if (meter == NULL || meter->words == NULL || meter->sums == NULL)
+        error_memory(error, "the measurement of the memory's bandwidth", bytes);
+    else if ((meter->team = threads_open(threads, error)) != NULL) {
+        threads_run(meter->team, fill_piece, meter, meter->pieces);
+        return meter;
+    }
+    bandwidth_meter_close(meter);
+    return NULL;
+}
+
+void bandwidth_meter_close(struct bandwidth_meter *meter) {
+    if (meter == NULL)
+        return;
+    threads_close(meter->team);
+    free(meter->words);
+    free(meter->sums);
+    free(meter);
+}
+
+double bandwidth_measure(int threads, struct calla_error *error) {
+    struct bandwidth_meter *meter = bandwidth_meter_open(threads, error);
+    double best = meter != NULL ? bandwidth_meter_read(meter, 1) : 0;
+    bandwidth_meter_close(meter);
     return best;
 }

@@ -2,11 +2,27 @@
 #ifndef CALLA_BASE_BANDWIDTH_H
 #define CALLA_BASE_BANDWIDTH_H
 
+#include <stdint.h>
+
 #include "base/error.h"
 
-/* Bytes a second that `threads` threads (0: one per physical core) together read from memory. Takes
- * about a second, half a gigabyte and, to be worth anything, a machine that does nothing else. 0 with an
- * error when memory is short. */
+/* Threads and a buffer to read, kept so that the speed can be read off again beside other measurements: on a
+ * machine that others use as well it changes from minute to minute. */
+struct bandwidth_meter;
+
+/* `threads` 0: one per physical core. The buffer takes half a gigabyte. NULL with an error when memory is
+ * short. */
+struct bandwidth_meter *bandwidth_meter_open(int threads, struct calla_error *error);
+void bandwidth_meter_close(struct bandwidth_meter *meter);
+
+/* Bytes a second that the threads together read from memory, in the best few milliseconds of `seconds`. Worth
+ * anything only while nothing else runs in this program. */
+double bandwidth_meter_read(struct bandwidth_meter *meter, double seconds);
+
+/* Bytes that the meter holds in memory. */
+uint64_t bandwidth_meter_bytes(const struct bandwidth_meter *meter);
+
+/* Opens, reads for a second, closes. 0 with an error when memory is short. */
 double bandwidth_measure(int threads, struct calla_error *error);
 
 #endif

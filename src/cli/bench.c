@@ -1,9 +1,10 @@
 /* calla bench: how fast the model runs on this machine, and how near that is to what the machine can do.
  *
  * Everything that can be wrong with the request is found before the first measurement. Then come the rounds
- * (bench_rounds.c), or the comparison of policies (bench_ablate.c); after them the memory's bandwidth is
- * measured, in a process that holds no model any more, and the results are held against the plan. Ctrl-C and
- * errors leave a report of what was measured until then. */
+ * (bench_rounds.c), or the comparison of policies (bench_ablate.c); after them the bandwidth is measured in a
+ * process that holds no model any more, and the results are held against the plan: each with the bandwidth
+ * beside it, where that could be read off, and otherwise with this one. Ctrl-C and errors leave a report of
+ * what was measured until then. */
 #include "cli/bench.h"
 
 #include <stdlib.h>
@@ -138,6 +139,15 @@ static bool find_limits(struct bench *bench, struct calla_error *error) {
     return true;
 }
 
+/* The meter's buffer was resident all the time from its opening on. */
+static uint64_t peak_without_meter(const struct bench *bench) {
+    uint64_t peak = system_peak_resident();
+    if (bench->meter == NULL)
+        return peak;
+    uint64_t meter = bandwidth_meter_bytes(bench->meter), later = peak > meter ? peak - meter : 0;
+    return later > bench->peak_before_meter ? later : bench->peak_before_meter;
+}
+
 static bool run_bench(struct bench *bench, struct bench_outputs *outputs, struct calla_error *error) {
     if (!bench_cost_open(bench, error))
         return false;
@@ -147,7 +157,9 @@ static bool run_bench(struct bench *bench, struct bench_outputs *outputs, struct
         (bench->against != NULL && !bench_peer_open(bench, error)))
         return false;
     bench->complete = bench->ablation_count > 0 ? bench_ablate(bench, error) : bench_measure(bench, error);
-    bench->peak_resident = system_peak_resident();
+    bench->peak_resident = peak_without_meter(bench);
+    bandwidth_meter_close(bench->meter);
+    bench->meter = NULL;
     bench_peer_close(bench);
     bool worth_printing = bench->complete || anything_measured(bench);
     if (!bench->complete && error->status == CALLA_CANCELLED)

@@ -32,6 +32,7 @@ struct bench_figure {
     uint32_t tokens;              /* counted in the speed: the prompt's, or the decoded ones */
     bool filled;                  /* decode: the context was filled, not read */
     struct samples seconds, peer; /* peer's of the same rounds */
+    struct samples memory; /* bytes a second that the memory gave beside the rounds; empty: not measured */
     struct bench_cost cost;
 };
 
@@ -62,6 +63,7 @@ struct bench {
     const char *against, *json_path, *plot_path;
     double bandwidth, rate; /* bytes and FLOP a second, 0: not known */
     bool bandwidth_given;
+    struct bandwidth_meter *meter; /* NULL: the bandwidth is given or not this machine's memory's */
 
     /* The model, from the headers of its files. */
     char *path;
@@ -77,7 +79,7 @@ struct bench {
     struct calla_model_info info;
     char *name; /* the model's */
     double ready_seconds;
-    uint64_t peak_resident;
+    uint64_t peak_resident, peak_before_meter;
     struct bench_figure *figures;
     size_t figure_count;
     struct bench_ablation *ablations;
@@ -102,7 +104,10 @@ bool bench_check_lengths(const struct bench *bench, struct calla_error *error);
 /* Positions that a session needs for a length. */
 uint32_t bench_context(const struct bench *bench, uint32_t length);
 
-/* Fills figure->cost for the bench's bandwidth and rate. */
+/* The bandwidth that a figure is held against: the median beside its rounds, or else the bench's. */
+double bench_bandwidth(const struct bench *bench, const struct bench_figure *figure);
+
+/* Fills figure->cost for that bandwidth and the bench's rate. */
 bool bench_cost_figure(const struct bench *bench, struct bench_figure *figure, struct calla_error *error);
 
 /* bench_rounds.c: measuring. */

@@ -104,6 +104,10 @@ bool bench_check_lengths(const struct bench *bench, struct calla_error *error) {
     return true;
 }
 
+double bench_bandwidth(const struct bench *bench, const struct bench_figure *figure) {
+    return figure->memory.count > 0 ? samples_spread(&figure->memory).median : bench->bandwidth;
+}
+
 /* Adds `times` runs of a plan of this shape, the first at `position`, each `rows` further on. */
 static bool add_runs(const struct bench *bench, struct bench_figure *figure,
                      const struct forward_options *options, uint32_t position, uint32_t times,
@@ -116,7 +120,7 @@ static bool add_runs(const struct bench *bench, struct bench_figure *figure,
     for (uint32_t i = 0; ok && i < times; i++) {
         struct plan_report report = {.plan = &plan,
                                      .position = position + i * options->rows,
-                                     .bandwidth = bench->bandwidth,
+                                     .bandwidth = bench_bandwidth(bench, figure),
                                      .rate = bench->rate};
         struct plan_totals totals;
         plan_totals(&report, &totals);

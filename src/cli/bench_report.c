@@ -89,6 +89,8 @@ static json_t *figure_json(const struct bench *bench, const struct bench_figure 
     json_object_set_new(json, "flops", json_real(figure->cost.flops));
     json_object_set_new(json, "bytes_per_second", json_real(figure->cost.bytes / seconds));
     json_object_set_new(json, "flops_per_second", json_real(figure->cost.flops / seconds));
+    json_object_set_new(json, "memory_bytes_per_second",
+                        figure->memory.count > 0 ? spread_json(&figure->memory) : json_null());
     json_object_set_new(json, "limit_tokens_per_second",
                         known_or_null(least > 0 ? figure->tokens / least : 0));
     json_object_set_new(json, "share_of_limit", known_or_null(least / seconds));

@@ -3,14 +3,17 @@
  * A round reads the prompt from an empty session if prefill is measured at this length (or --real-context
  * asks for it), and decodes from where that ends; otherwise the context is filled with random values
  * (calla_session_fill). Time stands still outside of the two: opening, filling, the first token that only has
- * to be drawn. */
+ * to be drawn. Before and after it the memory's speed is read off. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/bandwidth.h"
 #include "base/system.h"
 #include "cli/bench.h"
 #include "cli/interrupt.h"
+
+#define METER_SECONDS 0.2 /* of reading off the memory's speed */
 
 struct bench_figure *bench_figures_new(const struct bench *bench, size_t *count, struct calla_error *error) {
     *count = bench->lengths[BENCH_PREFILL].count + bench->lengths[BENCH_DECODE].count;
@@ -49,6 +52,15 @@ static bool make_prompt(struct bench *bench, struct calla_error *error) {
     return true;
 }
 
+/* For backends that compute from this machine's own memory, where limits are told. Short of memory, the
+ * bandwidth is measured at the end, with no model left. */
+static void open_meter(struct bench *bench) {
+    if (bench->bandwidth_given || bench->class->bandwidth != NULL || bench->ablation_count > 0)
+        return;
+    bench->peak_before_meter = system_peak_resident();
+    bench->meter = bandwidth_meter_open(bench->info.threads, NULL);
+}
+
 bool bench_contestant_open(struct bench *bench, struct bench_contestant *contestant,
                            struct calla_error *error) {
     if (contestant->model != NULL)
@@ -65,6 +77,7 @@ bool bench_contestant_open(struct bench *bench, struct bench_contestant *contest
     if (bench->name == NULL)
         return error_memory(error, "the model's name", strlen(bench->info.name));
     bench->info.name = bench->name;
+    open_meter(bench);
     return make_prompt(bench, error);
 }
 
@@ -163,19 +176,36 @@ static void add_seconds(const struct bench *bench, struct bench_figure *figures,
     }
 }
 
+static double read_memory(const struct bench *bench) {
+    return bench->meter != NULL ? bandwidth_meter_read(bench->meter, METER_SECONDS) : 0;
+}
+
+static void add_memory(const struct bench *bench, struct bench_figure *figures, uint32_t length,
+                       double bandwidth) {
+    for (int phase = 0; phase < BENCH_PHASES; phase++) {
+        struct bench_figure *figure = find_figure(bench, figures, (enum bench_phase)phase, length);
+        if (figure != NULL && bandwidth > 0)
+            samples_add(&figure->memory, bandwidth);
+    }
+}
+
 bool bench_round(struct bench *bench, struct calla_model *model, struct calla_session *session,
                  uint32_t length, struct bench_figure *figures, bool warm_up, bool peer_side,
                  struct calla_error *error) {
     const struct bench_figure *decoded = find_figure(bench, figures, BENCH_DECODE, length);
     double seconds[BENCH_PHASES] = {0};
     bool filled = decoded != NULL && decoded->filled;
+    double before = warm_up ? 0 : read_memory(bench);
     bool ok = filled ? calla_session_reset(session, error) &&
                            (length == 1 ||
                             calla_session_fill(session, bench->prompt, length - 1, bench->seed, error))
                      : read_prompt(bench, session, length, &seconds[BENCH_PREFILL], error);
     ok = ok && (decoded == NULL || decode(bench, model, session, length, &seconds[BENCH_DECODE], error));
-    if (ok && !warm_up)
+    if (ok && !warm_up) {
         add_seconds(bench, figures, length, peer_side, seconds);
+        if (!peer_side)
+            add_memory(bench, figures, length, fmax(before, read_memory(bench)));
+    }
     return ok;
 }
 

@@ -77,8 +77,8 @@ static bool cost_allows(const struct bench *bench, const struct bench_figure *fi
 
 static void print_figures(const struct bench *bench) {
     bool above = false, filled = false;
-    printf("\n%-8s %8s %10s %-20s %8s %9s %10s %7s\n", "", "length", "tokens/s", " [quartiles]", "GB/s",
-           "TFLOP/s", "limit", "share");
+    printf("\n%-8s %8s %10s %-20s %8s %9s %8s %10s %7s\n", "", "length", "tokens/s", " [quartiles]", "GB/s",
+           "TFLOP/s", "memory", "limit", "share");
     for (size_t i = 0; i < bench->figure_count; i++) {
         const struct bench_figure *figure = &bench->figures[i];
         char length[16];
@@ -93,7 +93,7 @@ static void print_figures(const struct bench *bench) {
         printf(" %8.2f %9.4f", figure->cost.bytes / seconds / 1e9, figure->cost.flops / seconds / 1e12);
         if (cost_allows(bench, figure)) {
             double share = figure->cost.least_seconds / seconds;
-            putchar(' ');
+            printf(" %8.2f ", bench_bandwidth(bench, figure) / 1e9);
             print_number(figure->tokens / figure->cost.least_seconds, 10);
             printf(" %5.1f %%", 100 * share);
             above = above || share > 1;
