@@ -12,10 +12,10 @@
 #include "base/threads.h"
 
 #define BUFFER_BYTES ((size_t)1 << 29)
-#define WINDOW_BYTES ((size_t)1 << 26)
 #define PIECE_BYTES ((size_t)1 << 20) /* what a thread reads at a time */
 #define WORDS_A_LINE 8                /* 64 bytes */
 #define PREFETCH_LINES 24
+#define SECONDS 1.0
 
 struct bandwidth_meter {
     struct threads *team;
@@ -44,17 +44,11 @@ static void read_piece(void *argument, size_t piece) {
         meter->sums[piece] += sums[i];
 }
 
-double bandwidth_meter_read(struct bandwidth_meter *meter, double seconds) {
-    double best = 0, start = system_seconds(), before = start;
-    while (before - start < seconds) {
-        threads_run(meter->team, read_piece, meter, WINDOW_BYTES / PIECE_BYTES);
-        double now = system_seconds();
-        if (now > before)
-            best = fmax(best, (double)WINDOW_BYTES / (now - before));
-        before = now;
-        meter->first = (meter->first + WINDOW_BYTES / PIECE_BYTES) % meter->pieces;
-    }
-    return best;
+double bandwidth_meter_read(struct bandwidth_meter *meter) {
+    double start = system_seconds();
+    threads_run(meter->team, read_piece, meter, BANDWIDTH_WINDOW_BYTES / PIECE_BYTES);
+    meter->first = (meter->first + BANDWIDTH_WINDOW_BYTES / PIECE_BYTES) % meter->pieces;
+    return system_seconds() - start;
 }
 
 uint64_t bandwidth_meter_bytes(const struct bandwidth_meter *meter) {
@@ -64,7 +58,7 @@ uint64_t bandwidth_meter_bytes(const struct bandwidth_meter *meter) {
 struct bandwidth_meter *bandwidth_meter_open(int threads, struct calla_error *error) {
     uint64_t memory = system_memory();
     size_t bytes = memory > 0 && memory / 8 < BUFFER_BYTES ? (size_t)(memory / 8) : BUFFER_BYTES;
-    bytes = (bytes / WINDOW_BYTES + 1) * WINDOW_BYTES;
+    bytes = (bytes / BANDWIDTH_WINDOW_BYTES + 1) * BANDWIDTH_WINDOW_BYTES;
     struct bandwidth_meter *meter = calloc(1, sizeof *meter);
     if (meter != NULL) {
         meter->pieces = bytes / PIECE_BYTES;
@@ -92,7 +86,9 @@ void bandwidth_meter_close(struct bandwidth_meter *meter) {
 
 double bandwidth_measure(int threads, struct calla_error *error) {
     struct bandwidth_meter *meter = bandwidth_meter_open(threads, error);
-    double best = meter != NULL ? bandwidth_meter_read(meter, 1) : 0;
+    double least = INFINITY, start = system_seconds();
+    while (meter != NULL && system_seconds() - start < SECONDS)
+        least = fmin(least, bandwidth_meter_read(meter));
     bandwidth_meter_close(meter);
-    return best;
+    return least > 0 ? (double)BANDWIDTH_WINDOW_BYTES / least : 0;
 }

@@ -15,14 +15,15 @@ struct bandwidth_meter;
 struct bandwidth_meter *bandwidth_meter_open(int threads, struct calla_error *error);
 void bandwidth_meter_close(struct bandwidth_meter *meter);
 
-/* Bytes a second that the threads together read from memory, in the best few milliseconds of `seconds`. Worth
+/* Has the threads together read the next 64 MiB, which takes a few milliseconds; returns the seconds. Worth
  * anything only while nothing else runs in this program. */
-double bandwidth_meter_read(struct bandwidth_meter *meter, double seconds);
+double bandwidth_meter_read(struct bandwidth_meter *meter);
+#define BANDWIDTH_WINDOW_BYTES ((size_t)1 << 26)
 
 /* Bytes that the meter holds in memory. */
 uint64_t bandwidth_meter_bytes(const struct bandwidth_meter *meter);
 
-/* Opens, reads for a second, closes. 0 with an error when memory is short. */
+/* Bytes a second of the best of a second's readings. 0 with an error when memory is short. */
 double bandwidth_measure(int threads, struct calla_error *error);
 
 #endif

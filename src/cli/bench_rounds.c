@@ -3,7 +3,7 @@
  * A round reads the prompt from an empty session if prefill is measured at this length (or --real-context
  * asks for it), and decodes from where that ends; otherwise the context is filled with random values
  * (calla_session_fill). Time stands still outside of the two: opening, filling, the first token that only has
- * to be drawn. Before and after it the memory's speed is read off. */
+ * to be drawn, and reading off the memory's speed between the steps. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,13 @@
 #include "cli/bench.h"
 #include "cli/interrupt.h"
 
-#define METER_SECONDS 0.2 /* of reading off the memory's speed */
+/* The memory's speed is read off between steps, in so much of their time. */
+#define METER_SHARE 0.1
+
+struct memory_readings {
+    double seconds, bytes; /* of all readings */
+    double last, end;      /* seconds of the latest, and when it ended */
+};
 
 struct bench_figure *bench_figures_new(const struct bench *bench, size_t *count, struct calla_error *error) {
     *count = bench->lengths[BENCH_PREFILL].count + bench->lengths[BENCH_DECODE].count;
@@ -125,10 +131,23 @@ static size_t forbid_ends(const struct bench *bench, const struct calla_model *m
     return count;
 }
 
+/* Returns the seconds that it took. */
+static double read_memory(const struct bench *bench, struct memory_readings *readings) {
+    double now = system_seconds();
+    if (bench->meter == NULL || now - readings->end < readings->last / METER_SHARE)
+        return 0;
+    readings->last = bandwidth_meter_read(bench->meter);
+    readings->seconds += readings->last;
+    readings->bytes += (double)BANDWIDTH_WINDOW_BYTES;
+    readings->end = system_seconds();
+    return readings->end - now;
+}
+
 /* Decodes tokens after the first `length` of the prompt, all or all but the last of which are in the session:
  * greedily and without text around it, as a reply is made. */
 static bool decode(struct bench *bench, const struct calla_model *model, struct calla_session *session,
-                   uint32_t length, double *seconds, struct calla_error *error) {
+                   uint32_t length, double *seconds, struct memory_readings *memory,
+                   struct calla_error *error) {
     struct calla_logit_bias biases[CONFIG_MAX_END_TOKENS + 1];
     size_t bias_count = forbid_ends(bench, model, biases);
     const struct calla_prompt prompt = {.tokens = {.ids = bench->prompt, .count = length}};
@@ -140,7 +159,7 @@ static bool decode(struct bench *bench, const struct calla_model *model, struct 
     if (generation == NULL)
         return false;
     size_t read, made = 0;
-    double start = 0;
+    double start = 0, paused = 0;
     bool done = false, ok = true;
     while (ok && !done) {
         ok = calla_generation_step(generation, &done, error);
@@ -148,10 +167,12 @@ static bool decode(struct bench *bench, const struct calla_model *model, struct 
         calla_generation_progress(generation, &read, &made);
         if (before == 0 && made == 1)
             start = system_seconds();
+        else if (ok && !done && made > 1)
+            paused += read_memory(bench, memory);
         if (ok && !done && interrupted())
             ok = !stopped(error);
     }
-    *seconds = system_seconds() - start;
+    *seconds = system_seconds() - start - paused;
     if (ok && made != bench->tokens + 1)
         ok = error_set(error, CALLA_UNSUPPORTED, "Only %zu of %llu tokens were decoded at context %u.", made,
                        (unsigned long long)bench->tokens + 1, length);
@@ -176,35 +197,23 @@ static void add_seconds(const struct bench *bench, struct bench_figure *figures,
     }
 }
 
-static double read_memory(const struct bench *bench) {
-    return bench->meter != NULL ? bandwidth_meter_read(bench->meter, METER_SECONDS) : 0;
-}
-
-static void add_memory(const struct bench *bench, struct bench_figure *figures, uint32_t length,
-                       double bandwidth) {
-    for (int phase = 0; phase < BENCH_PHASES; phase++) {
-        struct bench_figure *figure = find_figure(bench, figures, (enum bench_phase)phase, length);
-        if (figure != NULL && bandwidth > 0)
-            samples_add(&figure->memory, bandwidth);
-    }
-}
-
 bool bench_round(struct bench *bench, struct calla_model *model, struct calla_session *session,
                  uint32_t length, struct bench_figure *figures, bool warm_up, bool peer_side,
                  struct calla_error *error) {
-    const struct bench_figure *decoded = find_figure(bench, figures, BENCH_DECODE, length);
+    struct bench_figure *decoded = find_figure(bench, figures, BENCH_DECODE, length);
     double seconds[BENCH_PHASES] = {0};
     bool filled = decoded != NULL && decoded->filled;
-    double before = warm_up ? 0 : read_memory(bench);
+    struct memory_readings memory = {0};
     bool ok = filled ? calla_session_reset(session, error) &&
                            (length == 1 ||
                             calla_session_fill(session, bench->prompt, length - 1, bench->seed, error))
                      : read_prompt(bench, session, length, &seconds[BENCH_PREFILL], error);
-    ok = ok && (decoded == NULL || decode(bench, model, session, length, &seconds[BENCH_DECODE], error));
+    ok = ok &&
+         (decoded == NULL || decode(bench, model, session, length, &seconds[BENCH_DECODE], &memory, error));
     if (ok && !warm_up) {
         add_seconds(bench, figures, length, peer_side, seconds);
-        if (!peer_side)
-            add_memory(bench, figures, length, fmax(before, read_memory(bench)));
+        if (memory.seconds > 0 && !peer_side)
+            samples_add(&decoded->memory, memory.bytes / memory.seconds);
     }
     return ok;
 }
