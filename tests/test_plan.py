@@ -92,7 +92,9 @@ def test_a_folder_with_nothing_but_a_config(calla, tmp_path):
 
 def test_kernels_and_predictions_for_metal(calla):
     plan = plan_json(calla, "--backend", "metal")
-    assert plan["ops"] <= plan["kernels"] <= 380 and plan["kernel_phases"] <= 300
+    for context in ["0", "4096", "32768", "131072", "262143"]:
+        step = plan_json(calla, "--backend", "metal", "--context", context)
+        assert step["ops"] <= step["kernels"] <= 380 and step["kernel_phases"] <= 300
     assert plan["phases"] <= plan["kernel_phases"] <= plan["kernels"]
     assert "kernels" not in plan_json(calla) and "predictions" not in plan_json(calla)
     chips = {prediction["chip"]: prediction for prediction in plan["predictions"]}
@@ -122,7 +124,7 @@ def test_a_long_context_and_a_chunk_on_metal(calla):
     short, long = (plan_json(calla, "--backend", "metal", "--context", n) for n in ("4096", "131071"))
     assert short["kernels"] <= long["kernels"] <= 380
     # Over a long context attention takes a phase more in each of ten layers.
-    assert short["kernel_phases"] <= long["kernel_phases"] <= 310
+    assert short["kernel_phases"] <= long["kernel_phases"] <= 300
     assert all(a["least_seconds"] < b["least_seconds"] for a, b in zip(short["predictions"], long["predictions"]))
     chunk = plan_json(calla, "--backend", "metal", "--phase", "prefill", "--rows", "512")
     fastest = chunk["predictions"][-1]

@@ -296,6 +296,73 @@ static void blocks_of_every_make(void **state) {
     }
 }
 
+/* The router and the products of the experts that it chooses, in one plan: a backend may choose within the
+ * products' launch. */
+static void experts_that_were_just_chosen(void **state) {
+    (void)state;
+    static const struct shape some[] = {
+        {1, 1, 1, 64, 64, 64}, {1, 8, 2, 128, 64, 192}, {1, 70, 40, 64, 64, 64}, {1, 256, 8, 64, 320, 64}};
+    for (size_t i = 0; i < 2 * sizeof some / sizeof *some; i++) {
+        const struct shape *s = &some[i / 2];
+        bool normalise = i % 2 == 1;
+        struct bench bench;
+        bench_open(&bench, i + 120);
+        struct block b = block_open(&bench, s);
+        struct operand norm = bench_weight(&bench, DTYPE_BF16, 1, s->hidden, 0.1f, 1);
+        struct operand router = bench_weight(&bench, DTYPE_AFFINE8, s->experts, s->hidden, 0.2f, 0);
+        struct operand gate = bench_weight(&bench, DTYPE_AFFINE8, 1, s->hidden, 0.2f, 0);
+        struct operand ids = bench_buffer(&bench, DTYPE_I32, 1, s->chosen, ACCESS_WRITE);
+        struct operand scores = bench_output(&bench, 1, s->chosen + 1);
+        struct operand list[12] = {b.x, norm};
+        uint32_t first = normalise ? 2 : 1, count = append(list, first, router);
+        count = append(list, count, gate);
+        count = append(list, count, ids);
+        struct op *op = bench_op(&bench, OP_ROUTER, list, append(list, count, scores));
+        set_constants(op, s);
+        op->constants.normalise = normalise;
+        op->constants.epsilon = 1e-6f;
+        count = append(list, first, with_access(ids, ACCESS_READ));
+        const struct operand rest[] = {b.gate, b.up, b.shared_gate, b.shared_up, b.routed, b.shared};
+        for (int j = 0; j < 6; j++)
+            count = append(list, count, rest[j]);
+        op = bench_op(&bench, OP_EXPERT_GATE_UP, list, count);
+        set_constants(op, s);
+        op->constants.normalise = normalise;
+        op->constants.epsilon = 1e-6f;
+        set_constants(bench_op(&bench, OP_EXPERT_DOWN,
+                               (struct operand[]){
+                                   with_access(b.routed, ACCESS_READ), with_access(b.shared, ACCESS_READ),
+                                   with_access(ids, ACCESS_READ), with_access(scores, ACCESS_READ), b.down,
+                                   b.shared_down, with_access(b.y, ACCESS_READ | ACCESS_WRITE)},
+                               7),
+                      s);
+        bench_run(&bench);
+        float *x = bench_floats(&bench, b.x);
+        if (normalise) {
+            double squares = 0;
+            for (uint32_t j = 0; j < s->hidden; j++)
+                squares += (double)x[j] * x[j];
+            for (uint32_t j = 0; j < s->hidden; j++)
+                x[j] *= bench_values(&bench, norm)[j] / (float)sqrt(squares / s->hidden + 1e-6);
+        }
+        const int32_t *chosen = bench_ints(&bench, ids);
+        double weights[256];
+        for (uint32_t e = 0; e < s->experts; e++)
+            weights[e] = exp(product(bench_values(&bench, router), e, s->hidden, x));
+        for (uint32_t k = 0; k < s->chosen; k++) {
+            uint32_t above = 0;
+            for (uint32_t e = 0; e < s->experts; e++)
+                above += weights[e] > weights[chosen[k]];
+            assert_int_equal(above, k);
+        }
+        b.ids = ids;
+        b.scores = scores;
+        assert_block(&bench, s, &b);
+        free(b.before);
+        bench_close(&bench);
+    }
+}
+
 /* A row of a chunk has the bits of the same row alone, unsorted. */
 static void rows_at_once_equal_single_rows(void **state) {
     (void)state;
@@ -400,6 +467,7 @@ int main(void) {
         cmocka_unit_test(router_chooses_the_largest),     cmocka_unit_test(router_of_ties_and_nan),
         cmocka_unit_test(expert_sort_is_stable),          cmocka_unit_test(blocks_of_every_make),
         cmocka_unit_test(rows_at_once_equal_single_rows), cmocka_unit_test(norms_within_products),
+        cmocka_unit_test(experts_that_were_just_chosen),
     };
     return BENCH_RUN_TESTS(tests);
 }

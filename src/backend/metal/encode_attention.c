@@ -58,7 +58,7 @@ static void encode_rope(const struct metal_op *op, struct metal_encoder *encoder
                  threads(GROUP));
 }
 
-const struct metal_kernel metal_rope[] = {{NULL, NULL, encode_rope}};
+const struct metal_kernel metal_rope[] = {{.encode = encode_rope}};
 
 /* record, k, v, K, V */
 static void encode_kv_write(const struct metal_op *op, struct metal_encoder *encoder) {
@@ -79,7 +79,7 @@ static void encode_kv_write(const struct metal_op *op, struct metal_encoder *enc
                  threads(GROUP));
 }
 
-const struct metal_kernel metal_kv_write[] = {{NULL, NULL, encode_kv_write}};
+const struct metal_kernel metal_kv_write[] = {{.encode = encode_kv_write}};
 
 /* record, q, k, v, q_norm, k_norm, y, K, V */
 static void encode_qk_prep(const struct metal_op *op, struct metal_encoder *encoder) {
@@ -109,7 +109,7 @@ static void encode_qk_prep(const struct metal_op *op, struct metal_encoder *enco
     metal_launch(encoder, threads(groups_of(units, SIMDGROUPS)), threads(GROUP));
 }
 
-const struct metal_kernel metal_qk_prep[] = {{NULL, NULL, encode_qk_prep}};
+const struct metal_kernel metal_qk_prep[] = {{.encode = encode_qk_prep}};
 
 /* ---- Attention: record, q, gate, K, V, y */
 
@@ -296,6 +296,7 @@ static void encode_decode(const struct metal_op *op, struct metal_encoder *encod
     metal_launch(encoder, threads(parameters.heads), threads(256));
 }
 
-const struct metal_kernel metal_attention[] = {{decode_fits, decode_workspace, encode_decode},
-                                               {prefill_fits, NULL, encode_prefill},
-                                               {NULL, NULL, encode_attention}};
+const struct metal_kernel metal_attention[] = {
+    {.fits = decode_fits, .workspace = decode_workspace, .encode = encode_decode},
+    {.fits = prefill_fits, .encode = encode_prefill},
+    {.encode = encode_attention}};

@@ -90,7 +90,7 @@ static void encode_conv_silu(const struct metal_op *op, struct metal_encoder *en
     encode_convolution(&op->op->constants, &conv, encoder);
 }
 
-const struct metal_kernel metal_conv_silu[] = {{NULL, NULL, encode_conv_silu}};
+const struct metal_kernel metal_conv_silu[] = {{.encode = encode_conv_silu}};
 
 /* ---- Gates */
 
@@ -113,7 +113,7 @@ static void encode_delta_gates(const struct metal_op *op, struct metal_encoder *
                  threads(GROUP));
 }
 
-const struct metal_kernel metal_delta_gates[] = {{NULL, NULL, encode_delta_gates}};
+const struct metal_kernel metal_delta_gates[] = {{.encode = encode_delta_gates}};
 
 /* ---- The recurrence, and what is fused with it */
 
@@ -182,7 +182,7 @@ static void encode_delta_scan(const struct metal_op *op, struct metal_encoder *e
     encode_scan(&op->op->constants, &scan, encoder);
 }
 
-const struct metal_kernel metal_delta_scan[] = {{NULL, NULL, encode_delta_scan}};
+const struct metal_kernel metal_delta_scan[] = {{.encode = encode_delta_scan}};
 
 /* ---- The tail for one token in one launch: q, k and v from `conv`, or there already */
 
@@ -260,8 +260,8 @@ static void encode_delta_tail(const struct metal_op *op, struct metal_encoder *e
     encode_gated_norm_of(&op->op->constants, &operands[10], &operands[7], &operands[8], encoder);
 }
 
-const struct metal_kernel metal_delta_tail[] = {{delta_tail_at_once_fits, NULL, encode_delta_tail_at_once},
-                                                {NULL, NULL, encode_delta_tail}};
+const struct metal_kernel metal_delta_tail[] = {
+    {.fits = delta_tail_at_once_fits, .encode = encode_delta_tail_at_once}, {.encode = encode_delta_tail}};
 
 /* ---- The whole of it for one token: record, qkv, a, b, taps, A_log, dt_bias, z, weight, ring, state, y */
 
@@ -317,5 +317,6 @@ static void encode_delta_step(const struct metal_op *op, struct metal_encoder *e
     encode_gated_norm_of(c, &operands[11], &operands[7], &operands[8], encoder);
 }
 
-const struct metal_kernel metal_delta_step[] = {{delta_step_at_once_fits, NULL, encode_delta_step_at_once},
-                                                {NULL, delta_step_workspace, encode_delta_step}};
+const struct metal_kernel metal_delta_step[] = {
+    {.fits = delta_step_at_once_fits, .encode = encode_delta_step_at_once},
+    {.workspace = delta_step_workspace, .encode = encode_delta_step}};

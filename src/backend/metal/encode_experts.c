@@ -25,6 +25,14 @@ static uint64_t router_workspace(const struct metal_op *op, const struct metal_e
     return router_memory(op).bytes;
 }
 
+/* Threadgroup memory of a choice. */
+static void bind_choice_memory(struct metal_encoder *encoder, uint32_t experts, uint32_t chosen) {
+    uint32_t line = METAL_SIMD_WIDTH * sizeof(float);
+    metal_bind_memory(encoder, 0,
+                      line * (divide_up(experts, METAL_SIMD_WIDTH) + divide_up(chosen, METAL_SIMD_WIDTH)));
+    metal_bind_memory(encoder, 1, line * divide_up(chosen, METAL_SIMD_WIDTH));
+}
+
 /* logits -> ids, scores */
 static void encode_route(const struct metal_operand *logits, const struct metal_operand *ids,
                          const struct metal_operand *scores, struct metal_encoder *encoder) {
@@ -36,15 +44,15 @@ static void encode_route(const struct metal_operand *logits, const struct metal_
     metal_bind(encoder, 1, &in);
     metal_bind_output(encoder, 2, ids);
     metal_bind_output(encoder, 3, scores);
-    metal_bind_memory(encoder, 0, 4 * 32 * (divide_up(given.experts, 32) + divide_up(given.chosen, 32)));
+    bind_choice_memory(encoder, given.experts, given.chosen);
     metal_launch(encoder, (struct metal_size){in.rows, 1, 1}, (struct metal_size){METAL_SIMD_WIDTH, 1, 1});
 }
 
-static void encode_router(const struct metal_op *op, struct metal_encoder *encoder) {
+static void encode_logits(const struct metal_op *op, const struct router_memory *memory,
+                          struct metal_encoder *encoder) {
     const struct op_constants *constants = &op->op->constants;
     const struct metal_operand *rest = metal_after_input(op);
-    const struct router_memory memory = router_memory(op);
-    struct metal_operand pairs[4] = {rest[0], memory.logits, rest[1], memory.logits};
+    struct metal_operand pairs[4] = {rest[0], memory->logits, rest[1], memory->logits};
     pairs[1].columns = constants->experts;
     pairs[3].columns = 1;
     pairs[3].offset += sizeof(float) * constants->experts;
@@ -54,19 +62,56 @@ static void encode_router(const struct metal_op *op, struct metal_encoder *encod
                                        .count = 2,
                                        .epsilon = constants->epsilon};
     if (gemm_fits(products.x, rest)) {
-        encode_prepare(products.x, products.norm, products.epsilon, &memory.x, encoder);
+        encode_prepare(products.x, products.norm, products.epsilon, &memory->x, encoder);
         metal_phase(encoder);
-        const struct gemm gemm = {.x = &memory.x, .matrix = &pairs[0], .y = &pairs[1]};
+        const struct gemm gemm = {.x = &memory->x, .matrix = &pairs[0], .y = &pairs[1]};
         encode_gemm(&gemm, encoder);
         products.pairs += 2; /* the shared gate is one row */
         products.count = 1;
     }
     encode_linear_rows(&products, encoder);
-    metal_phase(encoder);
-    encode_route(&memory.logits, &rest[2], &rest[3], encoder);
 }
 
-const struct metal_kernel metal_router[] = {{NULL, router_workspace, encode_router}};
+static void encode_router(const struct metal_op *op, struct metal_encoder *encoder) {
+    const struct router_memory memory = router_memory(op);
+    const struct metal_operand *ids = metal_after_input(op) + 2;
+    encode_logits(op, &memory, encoder);
+    metal_phase(encoder);
+    encode_route(&memory.logits, &ids[0], &ids[1], encoder);
+}
+
+/* For one token the choice is left to the launch of the gate and up products that come next, which spares a
+ * phase. Nobody sees ids and scores earlier: what else reads them reads those products too. */
+
+static const struct operand *ids_of(const struct op *op) {
+    return &op->operands[(op->constants.normalise ? 2 : 1) + (op->kind == OP_ROUTER ? 2 : 0)];
+}
+
+static bool same_ids(const struct op *a, const struct op *b) {
+    const struct operand *ids = ids_of(a), *others = ids_of(b);
+    return ids->space == others->space && ids->buffer == others->buffer && ids->offset == others->offset;
+}
+
+static bool chooses_later(const struct metal_op *router, const struct metal_op *gate_up) {
+    return router != NULL && gate_up != NULL && router->op->kind == OP_ROUTER &&
+           gate_up->op->kind == OP_EXPERT_GATE_UP && router->operands[0].rows == 1 &&
+           gate_up->operands[0].rows == 1 && gate_up->op->phase == router->op->phase + 1 &&
+           same_ids(router->op, gate_up->op);
+}
+
+static bool logits_fit(const struct metal_op *op, const struct metal_encoder *encoder) {
+    (void)encoder;
+    return chooses_later(op, op->after);
+}
+
+static void encode_logits_alone(const struct metal_op *op, struct metal_encoder *encoder) {
+    const struct router_memory memory = router_memory(op);
+    encode_logits(op, &memory, encoder);
+}
+
+const struct metal_kernel metal_router[] = {
+    {.fits = logits_fit, .workspace = router_workspace, .encode = encode_logits_alone, .keeps = true},
+    {.workspace = router_workspace, .encode = encode_router}};
 
 /* ---- Sorting */
 
@@ -83,7 +128,7 @@ static void encode_expert_sort(const struct metal_op *op, struct metal_encoder *
                  (struct metal_size){METAL_SIMD_WIDTH, 1, 1});
 }
 
-const struct metal_kernel metal_expert_sort[] = {{NULL, NULL, encode_expert_sort}};
+const struct metal_kernel metal_expert_sort[] = {{.encode = encode_expert_sort}};
 
 /* ---- Products a pair at a time, in whatever order */
 
@@ -115,7 +160,9 @@ static void encode_linear_pairs(const struct metal_op *op, struct metal_encoder 
     launch_pairs(encoder, given.out, simdgroups_of(encoder, 2), given.rows * given.chosen);
 }
 
-static void encode_gate_up_pairs(const struct metal_op *op, struct metal_encoder *encoder) {
+/* The launch of `kernel` but for what tells it the experts. */
+static struct expert_parameters use_gate_up(const struct metal_op *op, const char *kernel,
+                                            struct metal_encoder *encoder) {
     const struct op_constants *constants = &op->op->constants;
     const struct metal_operand *x = &op->operands[0], *ids = metal_after_input(op);
     const struct metal_operand *shared = &op->operands[op->op->operand_count - 1], *routed = shared - 1;
@@ -133,18 +180,43 @@ static void encode_gate_up_pairs(const struct metal_op *op, struct metal_encoder
                                             .y_stride = routed->stride,
                                             .epsilon = constants->epsilon,
                                             .shared_out = shared->columns,
-                                            .shared_y_stride = shared->stride};
-    metal_use(encoder, "expert_gate_up", kernel_constants, 6);
+                                            .shared_y_stride = shared->stride,
+                                            .experts = constants->experts};
+    metal_use(encoder, kernel, kernel_constants, 6);
     metal_bind_bytes(encoder, 0, &given, sizeof given);
     metal_bind(encoder, 1, x);
     metal_bind(encoder, 2, constants->normalise ? &op->operands[1] : x);
-    metal_bind(encoder, 3, ids);
     for (uint32_t i = 0; i < 4; i++)
         bind_weight(encoder, 4 + 3 * i, &matrices[i]);
     metal_bind_output(encoder, 16, routed);
     metal_bind_output(encoder, 17, shared);
+    return given;
+}
+
+static void encode_gate_up_pairs(const struct metal_op *op, struct metal_encoder *encoder) {
+    const struct expert_parameters given = use_gate_up(op, "expert_gate_up", encoder);
+    metal_bind(encoder, 3, metal_after_input(op));
     launch_pairs(encoder, given.out > given.shared_out ? given.out : given.shared_out,
                  simdgroups_of(encoder, 2), given.rows * (given.chosen + 1));
+}
+
+static bool choosing_fits(const struct metal_op *op, const struct metal_encoder *encoder) {
+    (void)encoder;
+    return chooses_later(op->before, op);
+}
+
+/* Larger threadgroups, so that fewer of them choose. */
+static void encode_gate_up_choosing(const struct metal_op *op, struct metal_encoder *encoder) {
+    const struct expert_parameters given = use_gate_up(op, "expert_route_gate_up", encoder);
+    struct metal_operand logits = router_memory(op->before).logits;
+    const struct metal_operand *ids = metal_after_input(op->before) + 2;
+    logits.access = ACCESS_READ;
+    metal_bind(encoder, 3, &logits);
+    metal_bind_output(encoder, 18, &ids[0]);
+    metal_bind_output(encoder, 19, &ids[1]);
+    bind_choice_memory(encoder, given.experts, given.chosen);
+    launch_pairs(encoder, given.out > given.shared_out ? given.out : given.shared_out,
+                 simdgroups_of(encoder, 8), given.chosen + 1);
 }
 
 static void encode_down_pairs(const struct metal_op *op, struct metal_encoder *encoder) {
@@ -343,9 +415,12 @@ static void encode_down_sorted(const struct metal_op *op, struct metal_encoder *
 }
 
 const struct metal_kernel metal_expert_linear[] = {
-    {linear_sorted_fits, linear_sorted_workspace, encode_linear_sorted}, {NULL, NULL, encode_linear_pairs}};
+    {.fits = linear_sorted_fits, .workspace = linear_sorted_workspace, .encode = encode_linear_sorted},
+    {.encode = encode_linear_pairs}};
 const struct metal_kernel metal_expert_gate_up[] = {
-    {gate_up_sorted_fits, gate_up_sorted_workspace, encode_gate_up_sorted},
-    {NULL, NULL, encode_gate_up_pairs}};
+    {.fits = gate_up_sorted_fits, .workspace = gate_up_sorted_workspace, .encode = encode_gate_up_sorted},
+    {.fits = choosing_fits, .encode = encode_gate_up_choosing},
+    {.encode = encode_gate_up_pairs}};
 const struct metal_kernel metal_expert_down[] = {
-    {down_sorted_fits, down_sorted_workspace, encode_down_sorted}, {NULL, NULL, encode_down_pairs}};
+    {.fits = down_sorted_fits, .workspace = down_sorted_workspace, .encode = encode_down_sorted},
+    {.encode = encode_down_pairs}};

@@ -166,7 +166,9 @@ static void encode_many_rows(const struct metal_op *op, struct metal_encoder *en
     }
 }
 
-const struct metal_kernel metal_linear[] = {{many_rows_fit, many_rows_workspace, encode_many_rows},
-                                            {NULL, NULL, encode_few_rows}};
-const struct metal_kernel metal_head[] = {{many_rows_fit, many_rows_workspace, encode_many_rows},
-                                          {NULL, NULL, encode_few_rows}};
+const struct metal_kernel metal_linear[] = {
+    {.fits = many_rows_fit, .workspace = many_rows_workspace, .encode = encode_many_rows},
+    {.encode = encode_few_rows}};
+const struct metal_kernel metal_head[] = {
+    {.fits = many_rows_fit, .workspace = many_rows_workspace, .encode = encode_many_rows},
+    {.encode = encode_few_rows}};

@@ -30,22 +30,19 @@ static struct metal_operand unbound(const struct operand *operand) {
     return bound;
 }
 
-static bool count_op(const struct op *op, struct metal_encoder *encoder, struct calla_error *error) {
-    struct metal_op bound = {.op = op};
-    for (uint32_t i = 0; i < op->operand_count; i++)
-        bound.operands[i] = unbound(&op->operands[i]);
-    const struct metal_kernel *kernel = metal_kernel_of(&bound, encoder);
+static bool count_op(struct metal_op *bound, struct metal_encoder *encoder, struct calla_error *error) {
+    const struct metal_kernel *kernel = metal_kernel_of(bound, encoder);
     if (kernel == NULL)
         return error_set(error, CALLA_UNSUPPORTED, "Metal: op %s of layer %d has no kernel that fits it.",
-                         op_name(op->kind), op->layer);
-    uint64_t size = kernel->workspace == NULL ? 0 : kernel->workspace(&bound, encoder);
-    bound.workspace = (struct metal_operand){.dtype = DTYPE_U8,
-                                             .rows = size > 0,
-                                             .columns = (uint32_t)size,
-                                             .stride = (uint32_t)size,
-                                             .access = ACCESS_READ | ACCESS_WRITE};
+                         op_name(bound->op->kind), bound->op->layer);
+    uint64_t size = kernel->workspace == NULL ? 0 : kernel->workspace(bound, encoder);
+    bound->workspace = (struct metal_operand){.dtype = DTYPE_U8,
+                                              .rows = size > 0,
+                                              .columns = (uint32_t)size,
+                                              .stride = (uint32_t)size,
+                                              .access = ACCESS_READ | ACCESS_WRITE};
     metal_encoder_op(encoder, 0, 0);
-    kernel->encode(&bound, encoder);
+    kernel->encode(bound, encoder);
     if (encoder->failed)
         *error = encoder->error;
     return !encoder->failed;
@@ -55,8 +52,19 @@ bool metal_count(struct metal_counts *counts, const struct plan *plan, const str
                  uint32_t position, struct calla_error *error) {
     struct metal_backend backend = {.facts = &any_gpu, .policy = *policy};
     struct metal_encoder *encoder = calloc(1, sizeof *encoder);
-    if (encoder == NULL)
-        return error_memory(error, "counting kernels", sizeof *encoder);
+    struct metal_op *ops = calloc(plan->op_count + (size_t)1, sizeof *ops);
+    if (encoder == NULL || ops == NULL) {
+        free(encoder);
+        free(ops);
+        return error_memory(error, "counting kernels", plan->op_count * sizeof *ops);
+    }
+    for (uint32_t i = 0; i < plan->op_count; i++) {
+        ops[i].op = &plan->ops[i];
+        ops[i].before = i > 0 ? &ops[i - 1] : NULL;
+        ops[i].after = i + 1 < plan->op_count ? &ops[i + 1] : NULL;
+        for (uint32_t j = 0; j < ops[i].op->operand_count; j++)
+            ops[i].operands[j] = unbound(&ops[i].op->operands[j]);
+    }
     encoder->backend = &backend;
     encoder->counts = counts;
     encoder->position = position;
@@ -66,9 +74,10 @@ bool metal_count(struct metal_counts *counts, const struct plan *plan, const str
     for (uint32_t i = 0; ok && i < plan->op_count; i++) {
         if (i > 0 && plan->ops[i].phase != plan->ops[i - 1].phase)
             metal_encoder_barrier(encoder);
-        ok = count_op(&plan->ops[i], encoder, error);
+        ok = count_op(&ops[i], encoder, error);
     }
     metal_encoder_barrier(encoder);
     free(encoder);
+    free(ops);
     return ok;
 }

@@ -42,7 +42,8 @@ struct metal_operand {
 struct metal_op {
     const struct op *op; /* its kind and constants; its operands are these: */
     struct metal_operand operands[OP_MAX_OPERANDS];
-    struct metal_operand workspace; /* U8, one row of what `workspace` asked for; rows 0: nothing */
+    struct metal_operand workspace;        /* U8, one row of what `workspace` asked for; rows 0: nothing */
+    const struct metal_op *before, *after; /* its neighbours in the plan, NULL where there is none */
 };
 
 struct metal_encoder;
@@ -54,6 +55,7 @@ struct metal_kernel {
     /* Bytes of memory of the op's own for the time of the op, undefined at its start; NULL: none. */
     uint64_t (*workspace)(const struct metal_op *op, const struct metal_encoder *encoder);
     void (*encode)(const struct metal_op *op, struct metal_encoder *encoder);
+    bool keeps; /* the workspace stays as the op leaves it up to the end of the next phase */
 };
 
 /* What encode may ask. */

@@ -113,6 +113,8 @@ static bool bind_ops(struct metal_program *program, struct metal_buffer *scratch
     for (uint32_t i = 0; i < program->op_count; i++) {
         struct metal_op *op = &program->ops[i];
         op->op = &program->plain[i];
+        op->before = i > 0 ? op - 1 : NULL;
+        op->after = i + 1 < program->op_count ? op + 1 : NULL;
         for (uint32_t j = 0; j < op->op->operand_count; j++) {
             const struct operand *operand = &op->op->operands[j];
             if (!bind_operand(&op->operands[j], operand, program) ||
@@ -167,13 +169,17 @@ static bool lay_out(struct metal_program *program, const struct plan *plan, stru
     if (!bind_ops(program, NULL, error))
         return false;
     uint64_t offset = program->scratch_bytes, end = offset;
+    bool kept = false;
     for (uint32_t i = 0; i < program->op_count; i++) {
         const struct metal_op *op = &program->ops[i];
         const struct metal_kernel *kernel = metal_kernel_of(op, program->backend->encoder);
         if (kernel == NULL)
             return missing_kernel(op->op, error);
-        if (i == 0 || op->op->phase != program->ops[i - 1].op->phase)
-            offset = program->scratch_bytes;
+        if (i == 0 || op->op->phase != program->ops[i - 1].op->phase) {
+            offset = kept ? offset : program->scratch_bytes;
+            kept = false;
+        }
+        kept |= kernel->keeps;
         program->kernels[i] = kernel;
         program->workspaces[i] = offset;
         if (kernel->workspace != NULL)

@@ -1,5 +1,6 @@
 // Products with the experts' matrices, a chosen expert of a token (a pair) at a time: for one to a few rows, where
 // hardly two of them choose the same expert.
+#include "routing.h"
 #include "weights.h"
 
 // y[pair, out] = W_e[out, in] x. Grid y: the pairs.
@@ -94,6 +95,44 @@ kernel void expert_gate_up(constant expert_parameters &given [[buffer(0)]], devi
                         weight_matrix{shared_up_values, shared_up_scales, shared_up_biases}, 0, first,
                         given.shared_out, x + ulong(token) * given.x_stride, norm, given.columns, given.epsilon, lane,
                         shared + ulong(token) * given.shared_y_stride);
+    }
+}
+
+// The same for one token whose experts nobody has chosen yet: logits[E+1] of the router and the shared gate. A threadgroup of
+// a pair finds its expert, which takes less time than a launch of its own; the first of the shared expert writes the choice
+// down, ids[K] and scores[K+1], for those to come. Grid y: the slots, then the shared expert.
+kernel void expert_route_gate_up(
+    constant expert_parameters &given [[buffer(0)]], device const float *x [[buffer(1)]],
+    device const float *norm [[buffer(2)]], device const float *logits [[buffer(3)]],
+    device const uchar *gate_values [[buffer(4)]], device const uchar *gate_scales [[buffer(5)]],
+    device const uchar *gate_biases [[buffer(6)]], device const uchar *up_values [[buffer(7)]],
+    device const uchar *up_scales [[buffer(8)]], device const uchar *up_biases [[buffer(9)]],
+    device const uchar *shared_gate_values [[buffer(10)]], device const uchar *shared_gate_scales [[buffer(11)]],
+    device const uchar *shared_gate_biases [[buffer(12)]], device const uchar *shared_up_values [[buffer(13)]],
+    device const uchar *shared_up_scales [[buffer(14)]], device const uchar *shared_up_biases [[buffer(15)]],
+    device float *routed [[buffer(16)]], device float *shared [[buffer(17)]], device int *ids [[buffer(18)]],
+    device float *scores [[buffer(19)]], threadgroup float *memory [[threadgroup(0)]],
+    threadgroup int *found [[threadgroup(1)]], uint2 group [[threadgroup_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint simdgroups [[simdgroups_per_threadgroup]]) {
+    uint slot = group.y, chosen = given.chosen, first = (group.x * simdgroups + simdgroup) * VECTOR_ROWS;
+    bool writes = slot == chosen && group.x == 0;
+    if (simdgroup == 0 && (slot < chosen || writes)) {
+        float sum = choose_experts(logits, given.experts, writes ? chosen : slot + 1, lane, memory, found);
+        if (writes)
+            write_choice(logits, given.experts, chosen, lane, sum, memory, found, ids, scores);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (slot < chosen) {
+        if (first < given.out)
+            gate_up_rows<0>(kind_a, kind_b, weight_matrix{gate_values, gate_scales, gate_biases},
+                            weight_matrix{up_values, up_scales, up_biases}, ulong(found[slot]) * given.out, first,
+                            given.out, x, norm, given.columns, given.epsilon, lane,
+                            routed + ulong(slot) * given.y_stride);
+    } else if (first < given.shared_out) {
+        gate_up_rows<0>(kind_c, kind_d, weight_matrix{shared_gate_values, shared_gate_scales, shared_gate_biases},
+                        weight_matrix{shared_up_values, shared_up_scales, shared_up_biases}, 0, first,
+                        given.shared_out, x, norm, given.columns, given.epsilon, lane, shared);
     }
 }
 

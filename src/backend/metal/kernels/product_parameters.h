@@ -40,6 +40,7 @@ struct expert_parameters {
     float epsilon;
     /* of gate and up: the shared expert's */
     uint32_t shared_out, shared_y_stride;
+    uint32_t experts; /* where they are chosen in the same launch */
 };
 
 struct expert_down_parameters {
