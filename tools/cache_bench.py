@@ -1,24 +1,32 @@
 #!/usr/bin/env python3
 """Time to the first token of requests whose beginnings were read before, with the cache and without it.
 
-  tools/cache_bench.py -m DIR [--calla build/calla] [--long 8000] [--shared 2000] [--other URL] [--brief] [-- SERVE OPTIONS...]
+  tools/cache_bench.py -m DIR [--calla build/calla] [--long 8000] [--shared 2000] [--against COMMAND] [--brief] [-- SERVE OPTIONS...]
 
 Four cases: the second turn of a chat of LONG tokens, another question after a shared system prompt of SHARED tokens, the
-first request again with its last character changed, and the second turn after a restart. With --other the first three
-are also sent to a server that is running already (llama.cpp's, for example). A table in Markdown is printed.
+first request again with its last character changed, and the first request again after a restart. With --against the same is
+asked of another server, which COMMAND starts ({port} in it becomes a port) and which says that it is ready at /health:
 
-The case without the cache is a server with --cache-memory 0; with --brief it is the first request of each pair, of nearly
-the same length, of which nothing was read before. --other-only asks nobody but the other server. Only the standard library is needed."""
+  tools/cache_bench.py -m DIR --brief --against "llama-server -m MODEL.gguf --port {port} -c 16384 -np 1" -- --sessions 1
+
+A table in Markdown is printed. The servers run one after the other. The case without the cache is a server with
+--cache-memory 0; with --brief it is the first request of each pair, of nearly the same length, of which nothing was read
+before. Weights that are random say tokens whose text reads back as others; --reply-token ID has every token of the replies
+be this one (16 is the digit 1). Only the standard library is needed."""
 
 import argparse
 import json
 import random
 import re
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import urllib.error
 import urllib.request
 
 WORDS = """time year people way day man thing woman life child world school state family student group country problem hand
@@ -44,8 +52,6 @@ class Served:
         else:
             sys.exit(f"{' '.join(command)} ended")
         # Nobody reads the rest; it must not fill the pipe.
-        import threading
-
         threading.Thread(target=lambda: [None for _ in self.process.stderr], daemon=True).start()
 
     def __enter__(self):
@@ -56,10 +62,43 @@ class Served:
         self.process.wait()
 
 
+class Other:
+    """A server that a command starts."""
+
+    def __init__(self, command):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.process = subprocess.Popen(shlex.split(command.replace("{port}", str(port))), stdout=subprocess.DEVNULL,
+                                        stderr=subprocess.DEVNULL)
+        self.url = f"http://127.0.0.1:{port}"
+        while True:
+            if self.process.poll() is not None:
+                sys.exit(f"{command} ended")
+            try:
+                urllib.request.urlopen(self.url + "/health", timeout=60).close()
+                return
+            except (urllib.error.URLError, ConnectionError, TimeoutError):
+                time.sleep(0.5)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+REPLY = {}  # what makes replies of one token only
+
+
 def ask(url, messages):
     """(seconds to the first token, tokens of the prompt, cached ones, the message)"""
     body = {"messages": messages, "max_tokens": 8, "temperature": 0, "stream": True, "enable_thinking": False,
-            "chat_template_kwargs": {"enable_thinking": False}, "stream_options": {"include_usage": True}, "cache_prompt": True}
+            "chat_template_kwargs": {"enable_thinking": False}, "stream_options": {"include_usage": True}, "cache_prompt": True, **REPLY}
     request = urllib.request.Request(url + "/v1/chat/completions", json.dumps(body).encode(),
                                      {"Content-Type": "application/json"})
     start, first, text, usage = time.monotonic(), None, "", {}
@@ -125,15 +164,18 @@ def main():
     parser.add_argument("--calla", default="build/calla")
     parser.add_argument("--long", type=int, default=8000, help="tokens of the long chat")
     parser.add_argument("--shared", type=int, default=2000, help="tokens of the shared system prompt")
-    parser.add_argument("--other", metavar="URL", help="a server to compare with")
-    parser.add_argument("--other-only", action="store_true", help="ask the other server alone")
+    parser.add_argument("--against", metavar="COMMAND", help="starts a server to compare with on {port}")
+    parser.add_argument("--against-only", action="store_true", help="ask the other server alone")
+    parser.add_argument("--reply-token", type=int, metavar="ID", help="what replies are made of")
     parser.add_argument("--brief", action="store_true", help="without a server that has no cache")
     arguments = parser.parse_args(options)
-    if arguments.other_only and not arguments.other:
-        parser.error("--other-only needs --other URL")
+    if arguments.against_only and not arguments.against:
+        parser.error("--against-only needs --against COMMAND")
+    if arguments.reply_token is not None:
+        REPLY["logit_bias"] = {str(arguments.reply_token): 100}
     columns = {}
     again = "first turn again after a restart"
-    if not arguments.other_only:
+    if not arguments.against_only:
         with tempfile.TemporaryDirectory() as folder:
             with Served(arguments.calla, arguments.model, ["--cache-dir", folder, *passed]) as server:
                 columns["cache"], fresh = cases(server.url, arguments.long, arguments.shared)
@@ -144,13 +186,17 @@ def main():
             with Served(arguments.calla, arguments.model, ["--cache-memory", "0", *passed]) as server:
                 columns["no cache"] = cases(server.url, arguments.long, arguments.shared)[0]
         columns["no cache"][again] = columns["no cache"]["first turn"]
-    if arguments.other:
-        columns["other"], columns["other, first request"] = cases(arguments.other.rstrip("/"), arguments.long, arguments.shared)
-    print("| time to first token, s | " + " | ".join(columns) + " | cached tokens |")
-    print("|---" * (len(columns) + 2) + "|")
-    for name, numbers in next(iter(columns.values())).items():
-        row = [column.get(name) for column in columns.values()]
-        print(f"| {name} | " + " | ".join("" if n is None else f"{n[0]:.3f}" for n in row) + f" | {numbers[2]} of {numbers[1]} |")
+    if arguments.against:
+        with Other(arguments.against) as server:
+            columns["other"], columns["other, first request"] = cases(server.url, arguments.long, arguments.shared)
+        with Other(arguments.against) as server:
+            columns["other"][again] = ask(server.url, chat(server.url, arguments.long))
+        columns["other, first request"][again] = columns["other"]["first turn"]
+    print("| time to first token, s | " + " | ".join(f"{name} | cached tokens" for name in columns) + " |")
+    print("|---" * (2 * len(columns) + 1) + "|")
+    for name in next(iter(columns.values())):
+        row = [column[name] for column in columns.values()]
+        print(f"| {name} | " + " | ".join(f"{n[0]:.3f} | {n[2]} of {n[1]}" for n in row) + " |")
 
 
 if __name__ == "__main__":

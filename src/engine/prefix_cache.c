@@ -13,6 +13,11 @@
 #define OLD_TURNS_GAP 512
 /* A stop where two texts part is made up to so many tokens from one that is there anyway. */
 #define PARTING_GAP 64
+/* People try again with the end of a question changed: stops that far before it, where the text since the
+ * stop before is at least RETRY_SHARE times as long, so that short questions are not read in many small
+ * pieces. */
+static const uint32_t retry_distances[RETRY_STOPS] = {256, 32};
+#define RETRY_SHARE 4
 /* More uses than this say nothing more about a snapshot's worth. */
 #define MOST_USES 8
 /* Of the stops within long texts few go into files. */
@@ -187,14 +192,14 @@ bool prefix_cache_tend(struct prefix_cache *cache) {
 
 /* Whether what a file would save is worth its writing. */
 static void want_file(struct prefix_cache *cache, struct prefix_node *node, struct calla_session *session,
-                      bool interval) {
+                      bool minor) {
     if (cache->store == NULL)
         return;
     uint32_t base = 0;
     for (const struct prefix_node *above = node->parent; above != NULL && base == 0; above = above->parent)
         if (above->stored != NULL || above->wanted || above->writing)
             base = above->depth;
-    if (node->stored != NULL || node->depth - base < (interval ? FILE_INTERVAL : cache->least_file))
+    if (node->stored != NULL || node->depth - base < (minor ? FILE_INTERVAL : cache->least_file))
         return;
     node->wanted = true;
     session->origin = node->snapshot->id;
@@ -202,7 +207,8 @@ static void want_file(struct prefix_cache *cache, struct prefix_node *node, stru
     prefix_cache_tend(cache);
 }
 
-static void keep(struct prefix_cache *cache, struct calla_session *session, bool interval) {
+/* `minor`: of the many stops within a text, of which few go into files. */
+static void keep(struct prefix_cache *cache, struct calla_session *session, bool minor) {
     uint32_t position = session->position;
     size_t common;
     if (position == 0 || session->chunk > 0)
@@ -236,7 +242,7 @@ static void keep(struct prefix_cache *cache, struct calla_session *session, bool
     node->used = ++cache->clock;
     link_newest(cache, node);
     update_bytes(cache);
-    want_file(cache, node, session, interval);
+    want_file(cache, node, session, minor);
 }
 
 void prefix_cache_keep(struct prefix_cache *cache, struct calla_session *session) {
@@ -341,6 +347,22 @@ static bool reply_may_change(const struct prefix_cache *cache, const struct read
            !(last.before > 0 && turn_opens_with(reading, last.before, cache->think_token));
 }
 
+/* Where the text ends that its author may still change. */
+static uint32_t question_end(const struct reading *reading, struct last_turns last) {
+    return (uint32_t)(last.reply > 0 ? last.reply : reading->count);
+}
+
+static void add_retry_stops(struct reading *reading, uint32_t end) {
+    uint32_t previous = reading->last_stop;
+    for (size_t i = 0; i < reading->stop_count && reading->stops[i] < end; i++)
+        previous = reading->stops[i];
+    for (size_t i = 0; i < RETRY_STOPS; i++) {
+        bool far = end >= previous + RETRY_SHARE * retry_distances[i];
+        reading->retry_stops[i] =
+            far && add_stop(reading, end - retry_distances[i]) ? end - retry_distances[i] : 0;
+    }
+}
+
 static void choose_stops(const struct prefix_cache *cache, struct reading *reading, size_t common) {
     struct last_turns last = find_last_turns(reading, cache->turn_token);
     uint32_t previous = reading->last_stop;
@@ -358,6 +380,7 @@ static void choose_stops(const struct prefix_cache *cache, struct reading *readi
         previous = (uint32_t)i;
         ok = add_stop(reading, previous);
     }
+    add_retry_stops(reading, question_end(reading, last));
     /* Where this text leaves those that are known, a third may leave too. */
     if (common < reading->last_stop + PARTING_GAP || common + PARTING_GAP > reading->count)
         return;
@@ -391,7 +414,10 @@ void prefix_cache_stopped(struct prefix_cache *cache, struct calla_session *sess
         stop = stop || reading->stops[i] == session->position;
     if (!stop && !interval)
         return;
-    keep(cache, session, !stop);
+    bool retry = false;
+    for (size_t i = 0; i < RETRY_STOPS; i++)
+        retry = retry || reading->retry_stops[i] == session->position;
+    keep(cache, session, !stop || retry);
     reading->last_stop = session->position;
 }
 

@@ -106,6 +106,37 @@ static void turns_are_stops(void **state) {
     calla_model_close(model);
 }
 
+/* What was changed near the end of a long question costs little more than the end; a short one is read in one
+ * piece. */
+static void a_retry_computes_little(void **state) {
+    (void)state;
+    struct calla_model *model = open_model((uint64_t)1 << 30);
+    struct calla_session *session = session_of(model);
+    int32_t turn = tokenizer_added(model->tokenizer, "<|im_start|>");
+    const size_t question = 2500, count = question + 4;
+    static int32_t prompt[LONGEST];
+    memcpy(prompt, texts[7], sizeof prompt);
+    prompt[0] = prompt[question] = turn;
+    assert_int_equal(read_some(session, prompt, count), count);
+    static const struct {
+        uint32_t before, most;
+    } edits[] = {{2, 32}, {2, 32}, {200, 256}, {1, 32}, {900, 900 + CACHE_INTERVAL}};
+    for (size_t i = 0; i < sizeof edits / sizeof *edits; i++) {
+        int32_t *edited = &prompt[question - edits[i].before];
+        *edited = (*edited + 1) % 256;
+        assert_true(read_some(session, prompt, count) <= edits[i].most + 4);
+    }
+    struct calla_cache_info before, after;
+    calla_cache_info(model, &before);
+    prompt[0] = 7;
+    prompt[100] = turn;
+    assert_int_equal(read_some(session, prompt, 104), 104);
+    calla_cache_info(model, &after);
+    assert_int_equal(after.taken - before.taken, 1);
+    calla_session_close(session);
+    calla_model_close(model);
+}
+
 /* The budget is never exceeded, not even while a snapshot is taken, and what was used lately survives. */
 static void memory_has_a_bound(void **state) {
     (void)state;
@@ -224,9 +255,9 @@ static void random_histories(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nothing_is_read_twice), cmocka_unit_test(turns_are_stops),
-        cmocka_unit_test(memory_has_a_bound),    cmocka_unit_test(a_cancelled_reading_is_not_lost),
-        cmocka_unit_test(random_histories),
+        cmocka_unit_test(nothing_is_read_twice),           cmocka_unit_test(turns_are_stops),
+        cmocka_unit_test(a_retry_computes_little),         cmocka_unit_test(memory_has_a_bound),
+        cmocka_unit_test(a_cancelled_reading_is_not_lost), cmocka_unit_test(random_histories),
     };
     return cmocka_run_group_tests(tests, make_texts, NULL);
 }
