@@ -2,9 +2,9 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "backend/binding.h"
+#include "base/system.h"
 #include "plan/op_check.h"
 
 struct backend *host_open(const struct backend_class *class, size_t size, int threads,
@@ -57,20 +57,6 @@ bool host_load(struct backend *base, struct weights *weights, const struct calla
     return true;
 }
 
-/* 64-byte aligned memory of undefined contents, in huge pages as far as it fills some and the system has
- * them: the fewer pages, the less often the processor must find out where one lies. NULL if there is none. */
-static void *allocate(size_t size) {
-    void *data = NULL;
-    size_t huge = size / HUGE_PAGE * HUGE_PAGE;
-    if (posix_memalign(&data, huge > 0 ? HUGE_PAGE : 64, size) != 0)
-        return NULL;
-#if defined(MADV_HUGEPAGE)
-    if (huge > 0)
-        madvise(data, huge, MADV_HUGEPAGE);
-#endif
-    return data;
-}
-
 /* Zeroed memory; with `whole` all of it will be used. */
 static bool memory_new(struct memory *memory, uint64_t size, bool whole, const char *what,
                        struct calla_error *error) {
@@ -79,7 +65,7 @@ static bool memory_new(struct memory *memory, uint64_t size, bool whole, const c
         memory->data = NULL;
     else if (!whole || size == 0)
         memory->data = calloc(1, (size_t)size + 1);
-    else if ((memory->data = allocate((size_t)size)) != NULL)
+    else if ((memory->data = system_allocate((size_t)size)) != NULL)
         memset(memory->data, 0, (size_t)size);
     return memory->data != NULL || error_memory(error, what, (size_t)size);
 }
@@ -87,7 +73,7 @@ static bool memory_new(struct memory *memory, uint64_t size, bool whole, const c
 bool memory_reserve(struct memory *memory, size_t size, const char *what, struct calla_error *error) {
     if (size <= memory->size)
         return true;
-    void *data = allocate(size);
+    void *data = system_allocate(size);
     if (data == NULL)
         return error_memory(error, what, size); /* programs that work in what there is go on to */
     free(memory->data);

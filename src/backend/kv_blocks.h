@@ -9,8 +9,6 @@
 
 #include "base/error.h"
 
-#define HUGE_PAGE ((size_t)2 << 20)
-
 /* What the blocks of some sessions look like: `positions` rows of each buffer, whole pages of memory. */
 struct kv_geometry {
     uint32_t buffers, positions;

@@ -62,7 +62,7 @@ struct bandwidth_meter *bandwidth_meter_open(int threads, struct calla_error *er
     struct bandwidth_meter *meter = calloc(1, sizeof *meter);
     if (meter != NULL) {
         meter->pieces = bytes / PIECE_BYTES;
-        meter->words = malloc(bytes);
+        meter->words = system_allocate(bytes);
         meter->sums = calloc(meter->pieces, sizeof *meter->sums);
     }
     if (meter == NULL || meter->words == NULL || meter->sums == NULL)

@@ -3,7 +3,9 @@
 #include <fcntl.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/utsname.h>
 #include <time.h>
@@ -120,6 +122,18 @@ int system_cores(void) {
     }
     return cores > 0 ? cores : processors;
 #endif
+}
+
+void *system_allocate(size_t size) {
+    void *data = NULL;
+    size_t huge = size / HUGE_PAGE * HUGE_PAGE;
+    if (posix_memalign(&data, huge > 0 ? HUGE_PAGE : 64, size) != 0)
+        return NULL;
+#if defined(MADV_HUGEPAGE)
+    if (huge > 0)
+        madvise(data, huge, MADV_HUGEPAGE);
+#endif
+    return data;
 }
 
 uint64_t system_peak_resident(void) {

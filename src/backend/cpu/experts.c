@@ -266,8 +266,10 @@ const struct cpu_op cpu_expert_gate_up = {
     .workspace_bytes = expert_workspace_bytes,
 };
 
-/* The down products and their weighted sum. Unit: a panel of columns of y, for which the products of all
- * pairs are computed, in the order of expert_sort, and then added up row by row. */
+/* The down products and their weighted sum. Unit, with many rows: a panel of columns of y, for which the
+ * products of all pairs are computed, in the order of expert_sort, and then added up row by row. With one
+ * row: a panel of one expert, the shared one last, so that each matrix is read in long pieces; the products
+ * are added up when all are there. */
 static bool down_is_sorted(const struct cpu_task *task) {
     return task->op->op.operand_count == 9;
 }
@@ -277,8 +279,13 @@ static const struct view *down_matrices(const struct cpu_task *task) {
     return &task->op->views[down_is_sorted(task) ? 6 : 4];
 }
 
+/* The experts of the one row, or 1. */
+static size_t down_experts(const struct cpu_task *task) {
+    return down_is_sorted(task) ? 1 : (size_t)task->op->views[0].rows + 1;
+}
+
 static size_t down_units(const struct cpu_task *task) {
-    return panels_of(down_matrices(task)[2].columns);
+    return down_experts(task) * panels_of(down_matrices(task)[2].columns);
 }
 
 /* Rows of routed, then of shared. */
@@ -288,10 +295,24 @@ static size_t down_prepare_units(const struct cpu_task *task) {
     return prepares ? (size_t)task->op->views[0].rows + task->op->views[1].rows : 0;
 }
 
-static size_t down_shared(const struct cpu_task *task) {
+static size_t down_prepared(const struct cpu_task *task) {
     return down_prepare_units(task) == 0
                ? 0
                : prepared_bytes(task, &task->op->views[0]) + prepared_bytes(task, &task->op->views[1]);
+}
+
+static size_t down_columns(const struct cpu_task *task) {
+    return panels_of(down_matrices(task)[2].columns) * PANEL_ROWS;
+}
+
+/* With one row the products, [experts, down_columns], in shared memory behind the input. */
+static float *down_products(const struct cpu_task *task) {
+    return (float *)((char *)task->shared + (down_prepared(task) + 63) / 64 * 64);
+}
+
+static size_t down_shared(const struct cpu_task *task) {
+    size_t products = down_is_sorted(task) ? 0 : down_experts(task) * down_columns(task) * sizeof(float);
+    return (down_prepared(task) + 63) / 64 * 64 + products;
 }
 
 static void down_prepare(const struct cpu_task *task, size_t begin, size_t end) {
@@ -309,13 +330,48 @@ static size_t down_workspace(const struct cpu_task *task) {
     return PANEL_BYTES + (pairs + rows) * PANEL_ROWS * sizeof(float) + 2 * pairs * sizeof(uint32_t);
 }
 
+/* With one row: panels of the matrices one after the other. */
+static void down_run_one(const struct cpu_task *task, size_t begin, size_t end) {
+    const struct view *routed = &task->op->views[0], *matrices = down_matrices(task);
+    size_t hidden = matrices[2].columns, panels = panels_of(hidden);
+    for (size_t unit = begin; unit < end; unit++) {
+        size_t expert = unit / panels, column = unit % panels * PANEL_ROWS;
+        bool is_shared = expert == routed->rows;
+        size_t first = is_shared ? 0 : (size_t)int_row(&task->op->views[2], 0)[expert] * hidden;
+        struct view matrix =
+            until_row(&matrices[is_shared], first + least(hidden, column + (end - unit) * PANEL_ROWS));
+        const char *prepared = (const char *)task->shared + (is_shared ? prepared_bytes(task, routed) : 0);
+        struct operand_rows input = rows_for(task, &matrix, &task->op->views[is_shared], prepared);
+        const uint32_t row = is_shared ? 0 : (uint32_t)expert;
+        multiply(task, &matrix, first + column, least(hidden - column, PANEL_ROWS), &input, &row, 1,
+                 down_products(task) + expert * down_columns(task) + column, task->workspace);
+    }
+}
+
+static void down_finish(const struct cpu_task *task) {
+    const struct view *y = &down_matrices(task)[2];
+    size_t chosen = task->op->views[0].rows, stride = down_columns(task);
+    if (down_is_sorted(task))
+        return;
+    const float *weights = float_row(&task->op->views[3], 0), *products = down_products(task);
+    float *out = float_row(y, 0);
+    for (size_t column = 0; column < y->columns; column++) {
+        float sum = 0;
+        for (size_t k = 0; k < chosen; k++)
+            sum += weights[k] * products[k * stride + column];
+        out[column] += sum + weights[chosen] * products[chosen * stride + column];
+    }
+}
+
 static void down_run(const struct cpu_task *task, size_t begin, size_t end) {
+    if (!down_is_sorted(task)) {
+        down_run_one(task, begin, end);
+        return;
+    }
     const struct view *routed = &task->op->views[0], *shared = &task->op->views[1];
     const struct view *ids = &task->op->views[2], *scores = &task->op->views[3];
     const struct view *matrices = down_matrices(task), *y = &matrices[2];
-    bool sorted = down_is_sorted(task);
-    struct routing routing = {ids, sorted ? int_row(&task->op->views[4], 0) : NULL,
-                              sorted ? int_row(&task->op->views[5], 0) : NULL};
+    struct routing routing = {ids, int_row(&task->op->views[4], 0), int_row(&task->op->views[5], 0)};
     struct operand_rows routed_input = rows_for(task, &matrices[0], routed, task->shared);
     struct operand_rows shared_input =
         rows_for(task, &matrices[1], shared, (const char *)task->shared + prepared_bytes(task, routed));
@@ -332,7 +388,7 @@ static void down_run(const struct cpu_task *task, size_t begin, size_t end) {
     struct view shared_until_end = until_row(&matrices[1], end * PANEL_ROWS);
     for (size_t unit = begin; unit < end; unit++) {
         size_t column = unit * PANEL_ROWS, rows = least(hidden - column, PANEL_ROWS);
-        for (size_t g = 0; g < group_count(task, sorted); g++) {
+        for (size_t g = 0; g < group_count(task, true); g++) {
             struct group group = group_at(&routing, g);
             struct view until_end = until_row(&matrices[0], group.expert * hidden + end * PANEL_ROWS);
             if (group.count > 0)
@@ -360,6 +416,7 @@ const struct cpu_op cpu_expert_down = {
     .run = down_run,
     .prepare_units = down_prepare_units,
     .prepare = down_prepare,
+    .finish = down_finish,
     .shared_bytes = down_shared,
     .workspace_bytes = down_workspace,
 };
