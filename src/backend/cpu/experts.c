@@ -221,7 +221,38 @@ static void gate_up_products(const struct cpu_task *task, const struct view *gat
         task->kernels->vector->swiglu(memory->first + i, memory->second + i, memory->first + i, rows);
 }
 
+/* With one row: panels of the matrices one after the other, all of the gate's before the up's, so that memory
+ * is read in long pieces. */
+static void gate_up_run_one(const struct cpu_task *task, size_t begin, size_t end) {
+    const struct view *matrices = gate_up_matrices(task), *ids = after_input(task->op);
+    struct expert_workspace *memory = task->workspace;
+    size_t shared_panels = panels_of(matrices[5].columns), panels = panels_of(matrices[4].columns);
+    for (size_t unit = begin, count; unit < end; unit += count) {
+        bool is_shared = unit < shared_panels;
+        const struct view *out = &matrices[is_shared ? 5 : 4];
+        size_t pair = is_shared ? 0 : (unit - shared_panels) / panels;
+        size_t panel = is_shared ? unit : (unit - shared_panels) % panels;
+        count = least(least(end - unit, panels_of(out->columns) - panel), BATCH_ROWS);
+        size_t first = is_shared ? 0 : (size_t)int_row(ids, 0)[pair] * out->columns;
+        size_t column = panel * PANEL_ROWS, last = least(out->columns, column + count * PANEL_ROWS);
+        for (int i = 0; i < 2; i++) {
+            struct view matrix = until_row(&matrices[is_shared ? 2 + i : i], first + last);
+            struct operand_rows input = input_for(task, &matrix);
+            float *products = i == 0 ? memory->first : memory->second;
+            for (size_t row = column; row < last; row += PANEL_ROWS)
+                multiply(task, &matrix, first + row, least(last - row, PANEL_ROWS), &input, NULL, 1,
+                         products + row - column, memory->panel);
+        }
+        task->kernels->vector->swiglu(memory->first, memory->second, float_row(out, pair) + column,
+                                      last - column);
+    }
+}
+
 static void gate_up_run(const struct cpu_task *task, size_t begin, size_t end) {
+    if (!gate_up_is_sorted(task)) {
+        gate_up_run_one(task, begin, end);
+        return;
+    }
     const struct view *x = &task->op->views[0], *ids = after_input(task->op);
     const struct view *matrices = gate_up_matrices(task), *routed = &matrices[4], *shared = &matrices[5];
     struct routing routing = routing_of(ids, gate_up_is_sorted(task));
@@ -353,13 +384,15 @@ static void down_finish(const struct cpu_task *task) {
     size_t chosen = task->op->views[0].rows, stride = down_columns(task);
     if (down_is_sorted(task))
         return;
-    const float *weights = float_row(&task->op->views[3], 0), *products = down_products(task);
-    float *out = float_row(y, 0);
-    for (size_t column = 0; column < y->columns; column++) {
-        float sum = 0;
-        for (size_t k = 0; k < chosen; k++)
-            sum += weights[k] * products[k * stride + column];
-        out[column] += sum + weights[chosen] * products[chosen * stride + column];
+    const float *weights = float_row(&task->op->views[3], 0);
+    for (size_t column = 0; column < y->columns; column += PANEL_ROWS) {
+        const float *products = down_products(task) + column;
+        float sums[PANEL_ROWS] = {0}, *out = float_row(y, 0) + column;
+        for (size_t k = 0; k < chosen; k++, products += stride)
+            for (size_t r = 0; r < PANEL_ROWS; r++)
+                sums[r] += weights[k] * products[r];
+        for (size_t r = 0; r < least(y->columns - column, PANEL_ROWS); r++)
+            out[r] += sums[r] + weights[chosen] * products[r];
     }
 }
 

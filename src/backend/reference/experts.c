@@ -15,17 +15,22 @@ void route_row(float *logits, size_t experts, size_t chosen, int32_t *ids, float
     }
     for (size_t e = 0; e < experts; e++)
         p[e] /= total;
-    for (size_t k = 0; k < chosen; k++) {
-        /* The first expert not chosen yet, unless a later one is larger: valid ids even among NaN. */
-        size_t best = experts;
-        for (size_t e = 0; e < experts; e++)
-            if (p[e] != -1.0f && (best == experts || p[e] > p[best]))
-                best = e;
-        ids[k] = (int32_t)best;
-        scores[k] = p[best];
-        sum += p[best];
-        p[best] = -1.0f;
+    /* The first ones, falling, each later expert put before those that it exceeds: valid ids even among NaN.
+     */
+    for (size_t e = 0; e < experts; e++) {
+        size_t place = e < chosen ? e : chosen;
+        for (; place > 0 && p[e] > scores[place - 1]; place--)
+            if (place < chosen) {
+                scores[place] = scores[place - 1];
+                ids[place] = ids[place - 1];
+            }
+        if (place < chosen) {
+            scores[place] = p[e];
+            ids[place] = (int32_t)e;
+        }
     }
+    for (size_t k = 0; k < chosen; k++)
+        sum += scores[k];
     for (size_t k = 0; k < chosen; k++)
         scores[k] /= sum;
 }
