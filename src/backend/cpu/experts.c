@@ -11,16 +11,20 @@
 /* Rows of x that the router takes at a time. */
 #define ROUTER_ROWS 32
 
-/* The router: with one row, a unit is a panel, and the choice comes when all logits are there; with more, a
- * unit is ROUTER_ROWS rows. The panels are those of the experts, then one for the shared expert's gate.
- * Logits stay float32: a rounded one can change the chosen experts. */
-static size_t router_panels(const struct cpu_task *task) {
-    return panels_of(task->op->op.constants.experts) + 1;
+/* The router: with one row, a unit is half a panel, and the choice comes when all logits are there; with
+ * more, a unit is ROUTER_ROWS rows. The pieces are those of the experts, then one for the shared expert's
+ * gate. Logits stay float32: a rounded one can change the chosen experts. */
+static size_t router_piece(const struct cpu_task *task) {
+    return task->op->views[0].rows == 1 ? PANEL_ROWS / 2 : PANEL_ROWS;
+}
+
+static size_t router_pieces(const struct cpu_task *task) {
+    return (task->op->op.constants.experts + router_piece(task) - 1) / router_piece(task) + 1;
 }
 
 static size_t router_units(const struct cpu_task *task) {
     size_t rows = task->op->views[0].rows;
-    return rows == 1 ? router_panels(task) : (rows + ROUTER_ROWS - 1) / ROUTER_ROWS;
+    return rows == 1 ? router_pieces(task) : (rows + ROUTER_ROWS - 1) / ROUTER_ROWS;
 }
 
 /* Of one row of x: those of all experts, and the gate's. */
@@ -28,19 +32,20 @@ static size_t router_logit_count(const struct cpu_task *task) {
     return task->op->op.constants.experts + (size_t)1;
 }
 
-/* logits[count][router_logit_count] of rows [first, first + count) of x, those of panels [begin, end). */
+/* logits[count][router_logit_count] of rows [first, first + count) of x, those of pieces [begin, end). */
 static void router_logits(const struct cpu_task *task, size_t first, size_t count, size_t begin, size_t end,
                           float *logits) {
     const struct view *router = after_input(task->op), *gate = router + 1;
     float *products = task->workspace;
     void *memory = (char *)task->workspace + BATCH_BYTES;
-    for (size_t panel = begin; panel < end; panel++) {
-        bool is_gate = panel == panels_of(router->rows);
-        const struct view *matrix = is_gate ? gate : router;
-        size_t row = is_gate ? 0 : panel * PANEL_ROWS, rows = least(matrix->rows - row, PANEL_ROWS);
-        struct operand_rows input = input_for(task, matrix);
+    for (size_t piece = begin; piece < end; piece++) {
+        bool is_gate = piece + 1 == router_pieces(task);
+        size_t row = is_gate ? 0 : piece * router_piece(task), last = is_gate ? 1 : end * router_piece(task);
+        struct view matrix = until_row(is_gate ? gate : router, last);
+        size_t rows = least(matrix.rows - row, router_piece(task));
+        struct operand_rows input = input_for(task, &matrix);
         input.data += first * input.row_bytes;
-        multiply(task, matrix, row, rows, &input, NULL, count, products, memory);
+        multiply(task, &matrix, row, rows, &input, NULL, count, products, memory);
         for (size_t i = 0; i < count; i++)
             memcpy(logits + i * router_logit_count(task) + (is_gate ? router->rows : row),
                    products + i * PANEL_ROWS, rows * sizeof *logits);
@@ -72,7 +77,7 @@ static void router_run(const struct cpu_task *task, size_t begin, size_t end) {
     float *logits = (float *)((char *)task->workspace + BATCH_BYTES + PANEL_BYTES);
     for (size_t unit = begin; unit < end; unit++) {
         size_t first = unit * ROUTER_ROWS, count = least(x->rows - first, ROUTER_ROWS);
-        router_logits(task, first, count, 0, router_panels(task), logits);
+        router_logits(task, first, count, 0, router_pieces(task), logits);
         router_choose(task, first, count, logits);
     }
 }

@@ -7,6 +7,9 @@
 /* Columns unpacked at once. */
 #define BLOCK_COLUMNS 128
 
+/* How far a row is read ahead. */
+#define AHEAD_BYTES 512
+
 /* Takes columns `column` and column + 1 of the block, of 16 rows. */
 typedef void put_function(void *argument, size_t column, __m512 even, __m512 odd);
 
@@ -48,8 +51,9 @@ ALWAYS_INLINE void unpack_weights(const struct view *matrix, const struct stripe
         return;
     }
     unsigned bits = dtype_bits(matrix->dtype);
-    /* The same columns of the next panel are read ahead. */
-    size_t next = stripe->rows[0] + PANEL_ROWS < matrix->rows ? PANEL_ROWS : 0;
+    /* The same columns of the next panel are read ahead; of the last one, columns further on. */
+    bool has_next = stripe->rows[0] + PANEL_ROWS < matrix->rows;
+    size_t next = has_next ? PANEL_ROWS : 0;
     size_t group = column / DTYPE_AFFINE_GROUP % SCALE_GROUPS, groups = matrix->columns / DTYPE_AFFINE_GROUP;
     if (group == 0) {
         panel_scales_load(panel, stripe, number, matrix, column / DTYPE_AFFINE_GROUP);
@@ -59,13 +63,13 @@ ALWAYS_INLINE void unpack_weights(const struct view *matrix, const struct stripe
             _mm_prefetch((const char *)matrix->biases + at, _MM_HINT_T1);
         }
     }
-    next *= (size_t)matrix->columns * bits / 8;
+    size_t ahead = has_next ? PANEL_ROWS * (size_t)matrix->columns * bits / 8 : AHEAD_BYTES;
     size_t word_columns = 16 * 32 / bits; /* that 16 words of a row hold */
     for (size_t c = 0; c < columns; c += word_columns, group += word_columns / DTYPE_AFFINE_GROUP) {
         for (size_t r = 0; r < STRIPE_ROWS; r++) {
             const unsigned char *codes = stripe->codes[r] + (column + c) * bits / 8;
             words[r] = _mm512_maskz_loadu_epi32(lanes16((columns - c) * bits / 32), codes);
-            _mm_prefetch((const char *)codes + next, _MM_HINT_T1);
+            _mm_prefetch((const char *)codes + ahead, _MM_HINT_T1);
         }
         transpose(words);
         const float *scales = panel->scales[group] + number * STRIPE_ROWS;
