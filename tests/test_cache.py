@@ -190,6 +190,8 @@ def forms(message):
     yield "empty content", {**bare, "content": ""}
     yield "spaces around", {**bare, "content": f"\n  {message['content'] or ''} \n"}
     yield "arguments written apart", {**bare, "tool_calls": with_arguments(json.dumps(arguments, indent=4))}
+    escaped = "".join(f"\\u{ord(c):04x}" if c.isalpha() else c for c in arguments["city"])
+    yield "arguments in escapes", {**bare, "tool_calls": with_arguments('{ "city" : "%s" }' % escaped)}
     yield "arguments as an object", {**bare, "tool_calls": with_arguments(arguments)}
     yield "another id", {**bare, "tool_calls": [{**call, "id": "call_1"}]}
 

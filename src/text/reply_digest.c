@@ -1,5 +1,6 @@
 #include "text/reply_digest.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,8 +15,40 @@ static void add(struct sha256 *hash, const void *bytes, size_t size) {
     sha256_add(hash, bytes, size);
 }
 
-static bool add_json(struct sha256 *hash, const json_t *value) {
-    char *text = json_dumps(value, JSON_COMPACT | JSON_SORT_KEYS | JSON_ENCODE_ANY);
+/* Above this a double stands for more than one whole number. */
+#define LARGEST_WHOLE 9007199254740992.0
+
+/* A whole number in the form of one, or NULL for what is none or is one already: programs that know one kind
+ * of number only send 1.0 back as 1, and 1e3 as 1000. */
+static json_t *as_whole(const json_t *value) {
+    double number = json_real_value(value);
+    bool whole = json_is_real(value) && trunc(number) == number && fabs(number) <= LARGEST_WHOLE;
+    return whole ? json_integer((json_int_t)number) : NULL;
+}
+
+static void make_numbers_whole(json_t *value) {
+    const char *key;
+    size_t index;
+    json_t *member, *whole;
+    json_object_foreach(value, key, member) {
+        make_numbers_whole(member);
+        if ((whole = as_whole(member)) != NULL)
+            json_object_iter_set_new(value, json_object_key_to_iter(key), whole);
+    }
+    json_array_foreach(value, index, member) {
+        make_numbers_whole(member);
+        if ((whole = as_whole(member)) != NULL)
+            json_array_set_new(value, index, whole);
+    }
+}
+
+/* By value. Takes it over; NULL is no memory. */
+static bool add_json(struct sha256 *hash, json_t *value) {
+    make_numbers_whole(value);
+    json_t *whole = as_whole(value);
+    char *text = json_dumps(whole != NULL ? whole : value, JSON_COMPACT | JSON_SORT_KEYS | JSON_ENCODE_ANY);
+    json_decref(whole);
+    json_decref(value);
     if (text == NULL)
         return false;
     add(hash, text, strlen(text));
@@ -31,7 +64,7 @@ static bool add_arguments(struct sha256 *hash, const json_t *arguments) {
         return true;
     }
     if (!json_is_string(arguments))
-        return add_json(hash, arguments);
+        return add_json(hash, json_deep_copy(arguments));
     struct slice text =
         slice_trim((struct slice){json_string_value(arguments), json_string_length(arguments)});
     json_t *parsed = text.size == 0
@@ -41,9 +74,7 @@ static bool add_arguments(struct sha256 *hash, const json_t *arguments) {
         add(hash, text.text, text.size);
         return true;
     }
-    bool ok = add_json(hash, parsed);
-    json_decref(parsed);
-    return ok;
+    return add_json(hash, parsed);
 }
 
 bool reply_digest(struct slice content, const json_t *calls, unsigned char digest[REPLY_DIGEST]) {

@@ -1,5 +1,6 @@
 /* What an assistant's turn says, as a digest that does not change with what does not matter: white space
- * around the content, and how a call's arguments are written down. */
+ * around the content, and how a call's arguments are written down: order of keys, white space, escapes, and
+ * 1.0 for 1. */
 #ifndef CALLA_TEXT_REPLY_DIGEST_H
 #define CALLA_TEXT_REPLY_DIGEST_H
 
