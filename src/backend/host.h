@@ -73,6 +73,7 @@ struct device_session {
     struct kv_geometry geometry;
     struct kv_block **blocks; /* [block_limit] */
     uint32_t block_count, block_limit;
+    uint64_t mappings; /* that its blocks need, among the store's */
 };
 
 struct host_backend {

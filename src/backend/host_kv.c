@@ -49,10 +49,20 @@ static size_t range_bytes(const struct device_session *session, uint32_t buffer,
     return kv_geometry_bytes(&session->geometry, buffer) * blocks;
 }
 
+static void count_mappings(struct device_session *session) {
+    struct kv_store *store = &session->backend->blocks;
+    uint64_t runs = session->block_count > 0;
+    for (uint32_t i = 1; i < session->block_count; i++)
+        runs += !kv_blocks_adjoin(session->blocks[i - 1], session->blocks[i]);
+    store->mappings += runs * session->kv_count - session->mappings;
+    session->mappings = runs * session->kv_count;
+}
+
 static void release_blocks(struct device_session *session) {
     for (uint32_t i = 0; i < session->block_count; i++)
         kv_block_release(&session->backend->blocks, session->blocks[i], false);
     session->block_count = 0;
+    count_mappings(session);
 }
 
 bool host_kv_clear(struct device_session *session, struct calla_error *error) {
@@ -89,7 +99,7 @@ static bool add_block(struct device_session *session, struct calla_error *error)
     struct kv_store *store = &session->backend->blocks;
     uint32_t index = session->block_count;
     struct kv_block *block =
-        kv_block_new(store, &session->geometry, index == 0 ? NULL : session->blocks[index - 1], error);
+        kv_block_new(store, &session->geometry, index == 0 ? NULL : session->blocks[index - 1], 0, error);
     if (block == NULL)
         return false;
     /* It counts before it is mapped: what is mapped halfway must be cleared with the rest. */
@@ -97,18 +107,37 @@ static bool add_block(struct device_session *session, struct calla_error *error)
     return map_block(session, index, block, error);
 }
 
-/* Replaces a block that others hold too by a copy. */
-static bool copy_block(struct device_session *session, uint32_t index, struct calla_error *error) {
+/* Replaces a block by a copy. `more`: see kv_block_new. */
+static bool copy_block(struct device_session *session, uint32_t index, const struct kv_block *after,
+                       uint32_t more, struct calla_error *error) {
     struct kv_store *store = &session->backend->blocks;
-    struct kv_block *shared = session->blocks[index];
-    struct kv_block *own = kv_block_new(store, &session->geometry, NULL, error);
-    if (own == NULL)
+    struct kv_block *old = session->blocks[index];
+    struct kv_block *copy = kv_block_new(store, &session->geometry, after, more, error);
+    if (copy == NULL)
         return false;
     for (uint32_t i = 0; i < session->kv_count; i++)
-        memcpy(kv_block_data(own, i), kv_block_data(shared, i), kv_geometry_bytes(&session->geometry, i));
-    session->blocks[index] = own;
-    kv_block_release(store, shared, false);
-    return map_block(session, index, own, error);
+        memcpy(kv_block_data(copy, i), kv_block_data(old, i), kv_geometry_bytes(&session->geometry, i));
+    session->blocks[index] = copy;
+    kv_block_release(store, old, false);
+    return map_block(session, index, copy, error);
+}
+
+/* Where the sessions of the backend need too many mappings, puts the blocks of this one next to each other.
+ * What it shared with snapshots it then has for itself. */
+static bool bound_mappings(struct device_session *session, struct calla_error *error) {
+    const struct kv_store *store = &session->backend->blocks;
+    count_mappings(session);
+    if (store->mappings <= (store->most_mappings > 0 ? store->most_mappings : KV_MAPPINGS) ||
+        session->mappings <= session->kv_count)
+        return true;
+    const struct kv_block *after = NULL;
+    for (uint32_t i = 0; i < session->block_count; i++) {
+        if (!copy_block(session, i, after, 2 * (session->block_count - i), error))
+            return false;
+        after = session->blocks[i];
+    }
+    count_mappings(session);
+    return true;
 }
 
 bool host_kv_prepare(struct device_session *session, uint64_t begin, uint64_t end,
@@ -116,13 +145,20 @@ bool host_kv_prepare(struct device_session *session, uint64_t begin, uint64_t en
     uint64_t positions = session->geometry.positions;
     if (session->kv_count == 0 || begin >= end)
         return true;
-    for (uint64_t i = begin / positions; i < session->block_count && i * positions < end; i++)
-        if (session->blocks[i]->holders > 1 && !copy_block(session, (uint32_t)i, error))
+    bool changes = false;
+    for (uint64_t i = begin / positions; i < session->block_count && i * positions < end; i++) {
+        if (session->blocks[i]->holders == 1)
+            continue;
+        changes = true;
+        if (!copy_block(session, (uint32_t)i, NULL, 0, error))
             return false;
-    while (session->block_count < session->block_limit && session->block_count * positions < end)
+    }
+    while (session->block_count < session->block_limit && session->block_count * positions < end) {
+        changes = true;
         if (!add_block(session, error))
             return false;
-    return true;
+    }
+    return !changes || bound_mappings(session, error);
 }
 
 /* Snapshots */
@@ -299,7 +335,8 @@ bool host_snapshot_restore(struct device_session *session, const struct device_s
             return false;
     }
     uint32_t rows = tail_rows(&session->geometry, snapshot->positions);
-    if (!host_kv_prepare(session, snapshot->positions - rows, snapshot->positions, error))
+    if (!bound_mappings(session, error) ||
+        !host_kv_prepare(session, snapshot->positions - rows, snapshot->positions, error))
         return false;
     for (uint32_t i = 0; i < session->kv_count; i++)
         if (rows > 0)

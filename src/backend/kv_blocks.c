@@ -126,6 +126,13 @@ static struct kv_segment *segment_new(const struct kv_geometry *geometry, struct
     return NULL;
 }
 
+uint32_t kv_store_segments(const struct kv_store *store) {
+    uint32_t count = 0;
+    for (const struct kv_segment *segment = store->segments; segment != NULL; segment = segment->next)
+        count++;
+    return count;
+}
+
 void kv_store_close(struct kv_store *store) {
     while (store->segments != NULL) {
         struct kv_segment *segment = store->segments;
@@ -168,19 +175,41 @@ static void punch(const struct kv_block *block) {
 #endif
 }
 
-static struct kv_block *find_free(const struct kv_store *store, const struct kv_geometry *geometry,
-                                  const struct kv_block *after) {
-    if (after != NULL && after->index + 1 < after->segment->block_count &&
-        after->segment->blocks[after->index + 1].holders == 0)
-        return &after->segment->blocks[after->index + 1];
+/* Some free blocks next to each other. */
+struct run {
+    struct kv_segment *segment;
+    uint32_t begin, count;
+};
+
+static struct run longest_run(const struct kv_store *store, const struct kv_geometry *geometry) {
+    struct run longest = {0};
     for (struct kv_segment *segment = store->segments; segment != NULL; segment = segment->next) {
         if (segment->used == segment->block_count || !kv_geometry_equal(&segment->geometry, geometry))
             continue;
-        for (uint32_t i = 0; i < segment->block_count; i++)
-            if (segment->blocks[i].holders == 0)
-                return &segment->blocks[i];
+        for (uint32_t i = 0, count = 0; i < segment->block_count; i++) {
+            count = segment->blocks[i].holders == 0 ? count + 1 : 0;
+            if (count > longest.count)
+                longest = (struct run){segment, i + 1 - count, count};
+        }
     }
-    return NULL;
+    return longest;
+}
+
+bool kv_blocks_adjoin(const struct kv_block *first, const struct kv_block *second) {
+    return first->segment == second->segment && first->index + 1 == second->index;
+}
+
+static struct kv_block *find_free(const struct kv_store *store, const struct kv_geometry *geometry,
+                                  const struct kv_block *after, uint32_t more) {
+    if (after != NULL && after->index + 1 < after->segment->block_count &&
+        after->segment->blocks[after->index + 1].holders == 0)
+        return &after->segment->blocks[after->index + 1];
+    struct run run = longest_run(store, geometry);
+    if (run.count == 0 || (more >= run.count && run.count < run.segment->block_count))
+        return NULL;
+    /* In the middle of the room behind a block that is in use, whose session may want to go on. */
+    bool middle = more == 0 && run.begin > 0;
+    return &run.segment->blocks[run.begin + (middle ? run.count / 2 : 0)];
 }
 
 /* A segment without blocks in use goes, the memory for its bookkeeping too. */
@@ -196,8 +225,8 @@ static void drop_empty(struct kv_store *store, const struct kv_segment *segment)
 }
 
 struct kv_block *kv_block_new(struct kv_store *store, const struct kv_geometry *geometry,
-                              const struct kv_block *after, struct calla_error *error) {
-    struct kv_block *block = find_free(store, geometry, after);
+                              const struct kv_block *after, uint32_t more, struct calla_error *error) {
+    struct kv_block *block = find_free(store, geometry, after, more);
     if (block == NULL) {
         struct kv_segment *segment = segment_new(geometry, error);
         if (segment == NULL)

@@ -34,15 +34,28 @@ struct kv_block {
 struct kv_store {
     struct kv_segment *segments;
     uint64_t snapshot_bytes; /* of the blocks that snapshots hold, each counted once */
+    uint64_t mappings;       /* of all sessions: one for each buffer of each run of neighbours */
+    uint64_t
+        most_mappings; /* sessions whose blocks lie scattered are put together above that; 0: KV_MAPPINGS */
 };
+
+/* Linux lets a process have 65,530, unless it was told otherwise; others need some too. */
+#define KV_MAPPINGS 32000
+
+/* Each is a file, and mapped once as a whole. */
+uint32_t kv_store_segments(const struct kv_store *store);
 
 /* When nobody holds a block any more. */
 void kv_store_close(struct kv_store *store);
 
 /* A block, held once by a session; contents undefined. `after` (may be NULL) is the block that lies before it
- * in the session: neighbours in the file need one mapping. The memory is reserved: using it cannot fail. */
+ * in the session: neighbours in the file need one mapping. Where the place behind it is taken, the new one
+ * lies where so many more have room behind it, or (0) where sessions that grow at the same time get least
+ * into each other's way. The memory is reserved: using it cannot fail. */
 struct kv_block *kv_block_new(struct kv_store *store, const struct kv_geometry *geometry,
-                              const struct kv_block *after, struct calla_error *error);
+                              const struct kv_block *after, uint32_t more, struct calla_error *error);
+/* Whether the second lies right behind the first. */
+bool kv_blocks_adjoin(const struct kv_block *first, const struct kv_block *second);
 void kv_block_hold(struct kv_store *store, struct kv_block *block, bool snapshot);
 void kv_block_release(struct kv_store *store, struct kv_block *block, bool snapshot);
 
