@@ -126,17 +126,14 @@ static uint64_t cache_memory(const struct calla_model *model, const struct calla
 }
 
 /* The tokens of replies that were made belong to the cache's folder too. */
-static bool use_replies(struct calla_model *model, const char *folder, struct calla_error *error) {
+static void use_replies(struct calla_model *model, const char *folder) {
     char hex[65];
     struct buffer path = {0};
-    if (!model_key(model, error))
-        return false;
     sha256_hex(model->key, hex);
     buffer_printf(&path, "%s/%.16s.replies", folder, hex);
     if (!path.failed)
         reply_memory_use_file(model->replies, path.data, tokenizer_count(model->tokenizer));
     buffer_free(&path);
-    return true;
 }
 
 static bool open_cache(struct calla_model *model, const struct calla_model_options *options,
@@ -154,9 +151,13 @@ static bool open_cache(struct calla_model *model, const struct calla_model_optio
     bool none = memory == 0 || model->class->snapshot_take == NULL;
     if (none)
         return true;
+    if (disk.folder != NULL && !model_key(model, disk.folder, &options->progress, error))
+        return false;
     model->cache = prefix_cache_open(model, memory, &disk, error);
     model->cache_memory = memory; /* other threads ask for it, and may not look into the cache */
-    return model->cache != NULL && (disk.folder == NULL || use_replies(model, disk.folder, error));
+    if (model->cache != NULL && disk.folder != NULL)
+        use_replies(model, disk.folder);
+    return model->cache != NULL;
 }
 
 static bool open_backend(struct calla_model *model, const struct calla_model_options *options,

@@ -1,17 +1,11 @@
-/* What a snapshot depends on besides its tokens. Reading gigabytes of weights for a hash would take longer
- * than most prompts, so of each tensor some bytes are taken, and of each file its size and two times: that of
- * the last change, which programs can set, and that of the last change of anything, which they cannot. Two
- * checkpoints that differ at all differ there. A copy of a checkpoint counts as another one, which costs a
- * miss and no more. */
+/* What a snapshot depends on besides its tokens: the weights, byte for byte, and all that decides on how the
+ * same weights are run. */
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "base/sha256.h"
 #include "engine/snapshot_file.h"
-
-#define SAMPLES 4
-#define SAMPLE_BYTES 256
+#include "model/weights_digest.h"
 
 static void add_text(struct sha256 *hash, const char *text) {
     sha256_add(hash, text, strlen(text) + 1);
@@ -22,52 +16,6 @@ static void add_number(struct sha256 *hash, uint64_t number) {
     for (int i = 0; i < 8; i++)
         bytes[i] = (unsigned char)(number >> 8 * i);
     sha256_add(hash, bytes, sizeof bytes);
-}
-
-/* A clock that is read in seconds would not tell two files of the same second apart. */
-static void add_time(struct sha256 *hash, const struct timespec *time) {
-    add_number(hash, (uint64_t)time->tv_sec);
-    add_number(hash, (uint64_t)time->tv_nsec);
-}
-
-static void add_file(struct sha256 *hash, const struct file *file) {
-    struct stat status = {0};
-    fstat(file->descriptor, &status);
-    add_number(hash, file->size);
-#if defined(__APPLE__)
-    add_time(hash, &status.st_mtimespec);
-    add_time(hash, &status.st_ctimespec);
-#else
-    add_time(hash, &status.st_mtim);
-    add_time(hash, &status.st_ctim);
-#endif
-}
-
-static bool add_part(struct sha256 *hash, const struct weights *weights, uint32_t weight, uint32_t part,
-                     struct calla_error *error) {
-    const struct weight_part *described = &weights->table.weights[weight].parts[part];
-    add_text(hash, described->name);
-    add_number(hash, described->dtype);
-    add_number(hash, described->bytes);
-    unsigned char bytes[SAMPLE_BYTES];
-    uint64_t size = described->bytes < SAMPLE_BYTES ? described->bytes : SAMPLE_BYTES;
-    for (uint64_t i = 0; i < SAMPLES; i++) {
-        uint64_t offset = (described->bytes - size) / (SAMPLES - 1) * i;
-        if (!weights_read_part(weights, weight, part, offset, bytes, size, error))
-            return false;
-        sha256_add(hash, bytes, (size_t)size);
-    }
-    return true;
-}
-
-static bool add_weights(struct sha256 *hash, const struct weights *weights, struct calla_error *error) {
-    for (uint32_t i = 0; i < weights->file_count; i++)
-        add_file(hash, &weights->files[i]);
-    for (uint32_t i = 0; i < weights->table.count; i++)
-        for (uint32_t part = 0; part < weights->table.weights[i].part_count; part++)
-            if (!add_part(hash, weights, i, part, error))
-                return false;
-    return true;
 }
 
 static void add_real(struct sha256 *hash, float number) {
@@ -134,7 +82,8 @@ static void add_policy(struct sha256 *hash, const struct calla_model *model) {
     add_text(hash, model->device.name);
 }
 
-bool model_key(struct calla_model *model, struct calla_error *error) {
+bool model_key(struct calla_model *model, const char *folder, const struct calla_progress *progress,
+               struct calla_error *error) {
     if (model->have_key)
         return true;
     struct sha256 hash;
@@ -144,8 +93,11 @@ bool model_key(struct calla_model *model, struct calla_error *error) {
     add_policy(&hash, model);
     add_config(&hash, &model->config);
     add_tokenizer(&hash, model->tokenizer);
-    if (!add_layout(&hash, model, error) || !add_weights(&hash, &model->weights, error))
+    unsigned char weights[WEIGHTS_DIGEST];
+    if (!add_layout(&hash, model, error) ||
+        !weights_digest(&model->weights, folder, progress, weights, error))
         return false;
+    sha256_add(&hash, weights, sizeof weights);
     sha256_finish(&hash, model->key);
     model->have_key = true;
     return true;
