@@ -87,7 +87,7 @@ class Soak:
         messages = []
         while not self.over():
             what = choose.choices(["go on", "edit", "retry", "branch", "new", "abandon"], [50, 12, 12, 10, 8, 8])[0]
-            if what == "new" or len(messages) < 2 or sum(len(m["content"] or "") for m in messages) > 24000:
+            if what == "new" or len(messages) < 2 or sum(len(m["content"] or "") for m in messages) > 15000:
                 messages = [{"role": "system", "content": choose.choice(systems)}]
             elif what == "branch":
                 del messages[choose.randrange(1, len(messages)) :]

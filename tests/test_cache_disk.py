@@ -119,6 +119,9 @@ def test_damage_while_running(start, folder):
 
 def test_two_processes(start, folder):
     with start() as one, start() as two:
+        end = time.monotonic() + 10
+        while "only read" not in two.log() and time.monotonic() < end:
+            time.sleep(0.02)
         assert "only read" in two.log() and "only read" not in one.log()
         first = ask(one, LONG)
         assert ask(two, LONG)[0] == first[0]
