@@ -66,6 +66,11 @@ struct backend_class {
      * sessions may run. */
     bool (*run)(struct device_session *session, struct program *program, double seconds, bool *finished,
                 struct calla_error *error);
+    /* Begins the next run of a program that draws a token, for the token that its last run draws and that
+     * nobody has seen yet. The next call of run with it finds this one under way; any other call but the read
+     * of the token that was drawn undoes it, as if it had never been. Where that cannot be, or not now,
+     * nothing is begun. NULL: never. */
+    void (*run_ahead)(struct device_session *session, struct program *program);
 
     /* The rest may be NULL, all of it: then sessions cannot be kept.
      *

@@ -100,8 +100,10 @@ bool session_bias(struct calla_session *session, const struct calla_sampling *sa
 /* Draws a token from the logits of the last token read; it is not read itself. */
 bool session_sample(struct calla_session *session, int32_t *token, struct calla_error *error);
 
-/* Reads one token and, with `next`, draws the one after it. */
-bool session_step(struct calla_session *session, int32_t token, int32_t *next, struct calla_error *error);
+/* Reads one token and, with `next`, draws the one after it. `more`: that will likely be read next, by another
+ * such step, which may begin before anybody has seen it. */
+bool session_step(struct calla_session *session, int32_t token, int32_t *next, bool more,
+                  struct calla_error *error);
 
 /* Checks sampling parameters; the error names the parameter, what was found and what is expected. */
 bool sampling_check(const struct calla_model *model, const struct calla_sampling *sampling,

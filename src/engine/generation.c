@@ -130,15 +130,23 @@ static bool feed(struct calla_generation *generation, struct calla_error *error)
     return text->size == 0 || take_event(generation, &event) || error_memory(error, "the reply", text->size);
 }
 
+/* Whether the token after the next will be drawn too, unless the next one ends the reply, with nothing of the
+ * session being looked at or changed in between. */
+static bool draws_on(const struct calla_generation *generation) {
+    return generation->forced_used == generation->forced.count && !generation->options.logprobs &&
+           (generation->call_stage == CALL_NONE || generation->call_stage == CALL_FREE) &&
+           generation->reply.tokens.count + 1 < generation->limit && !generation->cancelled;
+}
+
 /* The next token: forced, or drawn after reading the last one. */
 static bool next_token(struct calla_generation *generation, int32_t *token, struct calla_error *error) {
     struct calla_session *session = generation->session;
     if (generation->forced_used < generation->forced.count) {
         *token = generation->forced.ids[generation->forced_used++];
-        return generation->last < 0 || session_step(session, generation->last, NULL, error);
+        return generation->last < 0 || session_step(session, generation->last, NULL, false, error);
     }
     return generation->last < 0 ? session_sample(session, token, error)
-                                : session_step(session, generation->last, token, error);
+                                : session_step(session, generation->last, token, draws_on(generation), error);
 }
 
 static bool ends_with_call(const struct calla_generation *generation) {

@@ -352,7 +352,18 @@ bool session_sample(struct calla_session *session, int32_t *token, struct calla_
            take_sample(session, token, error);
 }
 
-bool session_step(struct calla_session *session, int32_t token, int32_t *next, struct calla_error *error) {
+static void step_ahead(struct calla_session *session, const struct forward_options *step) {
+    const struct calla_model *model = session->model;
+    struct program *program = model->class->run_ahead != NULL && model->policy.token_on_device &&
+                                      session->position < session->context
+                                  ? find_program(session, step, NULL)
+                                  : NULL;
+    if (program != NULL)
+        model->class->run_ahead(session->device, program);
+}
+
+bool session_step(struct calla_session *session, int32_t token, int32_t *next, bool more,
+                  struct calla_error *error) {
     if (session->position == session->context)
         return error_set(error, CALLA_CONTEXT_FULL, "The context of %u tokens is full.", session->context);
     if (next == NULL)
@@ -369,5 +380,7 @@ bool session_step(struct calla_session *session, int32_t token, int32_t *next, s
         return fail_reset(session);
     session->tokens[session->position++] = token;
     session->have_logits = true;
+    if (more)
+        step_ahead(session, &options);
     return take_sample(session, next, error) || fail_reset(session);
 }

@@ -220,23 +220,43 @@ static uint32_t matrix_column(uint32_t lane) {
     return 2 * (lane / 4 & 2) + lane % 2 * 2;
 }
 
+/* d += a b, each sum one fused operation after the other. */
+static inline __attribute__((always_inline)) void add_products(const float a[8][8], const float b[8][8],
+                                                               float d[8][8], bool reversed) {
+    for (uint32_t i = 0; i < 8; i++)
+        for (uint32_t k = 0; k < 8; k++) {
+            uint32_t at = reversed ? 7 - k : k;
+            for (uint32_t j = 0; j < 8; j++)
+                d[i][j] = fmaf(a[i][at], b[at][j], d[i][j]);
+        }
+}
+
+#ifdef __x86_64__
+/* Where the processor has the operation; elsewhere the C library computes it, which is slow. */
+__attribute__((target("avx2,fma"))) static void add_products_fused(const float a[8][8], const float b[8][8],
+                                                                   float d[8][8], bool reversed) {
+    add_products(a, b, d, reversed);
+}
+#endif
+
 static void multiply(const struct worker *worker, struct lane *lanes, uint32_t lane_count) {
-    float a[8][8], b[8][8];
+    float a[8][8], b[8][8], d[8][8];
     bool reversed = worker->device->options.sums == METAL_SUMS_REVERSED;
     for (uint32_t i = 0; i < lane_count; i++)
         for (uint32_t j = 0; j < 2; j++) {
             a[matrix_row(i)][matrix_column(i) + j] = lanes[i].request.matrices[0][j];
             b[matrix_row(i)][matrix_column(i) + j] = lanes[i].request.matrices[1][j];
+            d[matrix_row(i)][matrix_column(i) + j] = lanes[i].request.matrices[2][j];
         }
+#ifdef __x86_64__
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        add_products_fused((const float(*)[8])a, (const float(*)[8])b, d, reversed);
+    else
+#endif
+        add_products((const float(*)[8])a, (const float(*)[8])b, d, reversed);
     for (uint32_t i = 0; i < lane_count; i++)
-        for (uint32_t j = 0; j < 2; j++) {
-            float sum = lanes[i].request.matrices[2][j];
-            for (uint32_t k = 0; k < 8; k++) {
-                uint32_t at = reversed ? 7 - k : k;
-                sum = fmaf(a[matrix_row(i)][at], b[at][matrix_column(i) + j], sum);
-            }
-            ((float *)lanes[i].request.value)[j] = sum;
-        }
+        for (uint32_t j = 0; j < 2; j++)
+            ((float *)lanes[i].request.value)[j] = d[matrix_row(i)][matrix_column(i) + j];
 }
 
 void simdgroup_complete(struct worker *worker, struct simdgroup *simdgroup, struct lane *first) {

@@ -12,6 +12,13 @@
 /* Function constants are variables of the module, so dispatches of all devices run one after the other. */
 static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
 
+/* A view of a dispatch and what it holds. */
+struct watched {
+    struct metal_view view;
+    uint32_t dispatch, slot;
+    uint64_t hash;
+};
+
 struct bytes_block {
     struct bytes_block *next;
     _Alignas(16) unsigned char bytes[];
@@ -35,6 +42,9 @@ static void forget_encoded(struct metal_commands *commands) {
         commands->bytes = block->next;
         free(block);
     }
+    free(commands->watched);
+    commands->watched = NULL;
+    commands->watched_count = 0;
     commands->count = commands->phase = 0;
     memset(&commands->pending, 0, sizeof commands->pending);
     commands->mistaken = false;
@@ -373,11 +383,70 @@ static void run_phase(struct metal_device *device, struct dispatch *dispatches, 
     }
 }
 
+/* ---- Between the commit and the run nobody but commands before may change what a dispatch sees. */
+
+static uint64_t hash_of(const struct metal_view *view) {
+    uint64_t hash = 14695981039346656037u;
+    for (uint64_t row = 0; row < view->rows; row++) {
+        const unsigned char *bytes = view->buffer->bytes + view->offset + row * view->stride;
+        uint64_t i = 0, word;
+        for (; i + sizeof word <= view->row_bytes; i += sizeof word) {
+            memcpy(&word, bytes + i, sizeof word);
+            hash = (hash ^ word) * 1099511628211u;
+            hash ^= hash >> 29;
+        }
+        for (; i < view->row_bytes; i++)
+            hash = (hash ^ bytes[i]) * 1099511628211u;
+    }
+    return hash;
+}
+
+static bool is_watched(const struct metal_commands *commands, const struct metal_view *view) {
+    for (uint32_t i = 0; i < commands->watched_count; i++) {
+        const struct metal_view *other = &commands->watched[i].view;
+        if (other->buffer == view->buffer && other->offset == view->offset && other->rows == view->rows &&
+            other->row_bytes == view->row_bytes && other->stride == view->stride)
+            return true;
+    }
+    return false;
+}
+
+static void watch(struct metal_commands *commands) {
+    commands->watched = calloc(commands->count * (size_t)METAL_BUFFER_SLOTS + 1, sizeof *commands->watched);
+    for (uint32_t i = 0; commands->watched != NULL && i < commands->count; i++)
+        for (uint32_t slot = 0; slot < METAL_BUFFER_SLOTS; slot++) {
+            const struct slot *set = &commands->dispatches[i].slots[slot];
+            if (set->set && set->view.buffer != NULL && !is_watched(commands, &set->view))
+                commands->watched[commands->watched_count++] =
+                    (struct watched){set->view, i, slot, hash_of(&set->view)};
+        }
+}
+
+/* After other commands have run. */
+static void watch_anew(struct metal_commands *commands) {
+    for (uint32_t i = 0; i < commands->watched_count; i++)
+        commands->watched[i].hash = hash_of(&commands->watched[i].view);
+}
+
+static void check_watched(struct metal_commands *commands) {
+    for (uint32_t i = 0; i < commands->watched_count; i++) {
+        const struct watched *watched = &commands->watched[i];
+        if (hash_of(&watched->view) == watched->hash)
+            continue;
+        report(commands->device, &commands->dispatches[watched->dispatch], METAL_RACE_WITH_HOST, NULL, NULL,
+               "the processor changed what slot %u (buffer '%s') holds after these commands were committed "
+               "and before they ran",
+               watched->slot, watched->view.buffer->label);
+        return;
+    }
+}
+
 static void run(struct metal_commands *commands) {
     struct metal_device *device = commands->device;
     uint32_t faults = device->fault_count;
     atomic_store(&device->failed, false);
     commands->times.gpu_start = system_seconds();
+    check_watched(commands);
     pthread_mutex_lock(&one_at_a_time);
     for (uint32_t i = 0; i < commands->count && !atomic_load(&device->failed);) {
         uint32_t end = i + 1;
@@ -405,6 +474,8 @@ void commands_run(struct metal_device *device, const struct metal_commands *last
         device->committed = commands->next;
         done = commands == last;
         run(commands);
+        for (struct metal_commands *next = device->committed; next != NULL; next = next->next)
+            watch_anew(next);
     }
 }
 
@@ -426,8 +497,10 @@ bool metal_commands_commit(struct metal_commands *commands, struct calla_error *
     commands->next = NULL;
     commands->status = METAL_RUNNING;
     /* At once, or when it is waited for. */
-    if (!device->options.checked || device->options.seed % 2 == 0)
+    if (device->options.seed % 2 == 0)
         commands_run(device, commands);
+    else if (device->options.checked)
+        watch(commands);
     return true;
 }
 

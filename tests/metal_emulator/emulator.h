@@ -186,7 +186,9 @@ struct metal_commands {
     struct dispatch *dispatches;
     uint32_t count, capacity, phase;
     struct bytes_block *bytes; /* copies made by metal_set_bytes */
-    struct calla_error error;  /* the first mistake in encoding, or why it failed */
+    struct watched *watched;   /* [watched_count]: the views of all dispatches, while they wait to be run */
+    uint32_t watched_count;
+    struct calla_error error; /* the first mistake in encoding, or why it failed */
     bool mistaken;
     struct metal_times times;
 };

@@ -32,6 +32,7 @@ enum metal_fault_kind {
     METAL_RACE_OF_LANES,        /* two lanes of a simdgroup, no barrier between */
     METAL_RACE_OF_THREADGROUPS, /* two threadgroups of a dispatch, not both atomic */
     METAL_RACE_OF_DISPATCHES,   /* two dispatches of one phase */
+    METAL_RACE_WITH_HOST,       /* what committed commands see was changed by the processor before they ran */
     METAL_UNWRITTEN,            /* threadgroup memory read that nobody has written */
     METAL_LEFT_UNWRITTEN,       /* a byte of a METAL_ALL view that the dispatch did not write */
     METAL_OUTSIDE_BUFFER,

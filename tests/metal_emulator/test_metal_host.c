@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "backend/metal/metal_backend.h"
+#include "engine/engine.h"
 #include "metal_emulator/metal_emulator.h"
 #include "plan/policy.h"
 
@@ -213,6 +214,157 @@ static void tokens_are_handed_over(void **unused) {
         }
 }
 
+static void read_same(struct device_session *a, struct device_session *b, enum space space, uint32_t buffer,
+                      uint64_t offset, uint64_t size) {
+    unsigned char *bytes[2] = {malloc(size), malloc(size)};
+    struct calla_error error = {0};
+    assert_true(bytes[0] != NULL && bytes[1] != NULL);
+    if (!metal_backend.read(a, space, buffer, offset, bytes[0], size, &error) ||
+        !metal_backend.read(b, space, buffer, offset, bytes[1], size, &error))
+        fail_msg("%s", error.message);
+    if (memcmp(bytes[0], bytes[1], size) != 0)
+        fail_msg("%s buffer %u: a step that was undone is seen", space_name(space), buffer);
+    free(bytes[0]);
+    free(bytes[1]);
+}
+
+/* A step is committed before the token that it reads has been seen; whatever comes instead of it undoes it.
+ */
+static void a_step_too_many_is_undone(void **unused) {
+    (void)unused;
+    for (uint64_t seed = 0; seed < 8; seed++) {
+        struct metal_emulator_options options = metal_emulator_options(true);
+        options.seed = seed;
+        struct machine machine;
+        machine_open(&machine, &options);
+        machine_start(&machine);
+        struct device_session *ahead = session_of(&machine), *behind = session_of(&machine);
+        struct program *steps[2] = {step_of(ahead), step_of(behind)};
+        start_at(ahead, 3);
+        start_at(behind, 3);
+        uint64_t random = seed;
+        for (int step = 0; step < 60; step++) {
+            random = random * 6364136223846793005u + 1442695040888963407u;
+            uint32_t chance = (uint32_t)(random >> 40);
+            run(ahead, steps[0]);
+            run(behind, steps[1]);
+            uint64_t before = counts_of(&machine).command_buffers;
+            metal_backend.run_ahead(ahead, steps[0]);
+            metal_backend.run_ahead(ahead, steps[0]); /* one is enough */
+            const struct metal_session *session = (const struct metal_session *)ahead;
+            assert_ptr_equal(session->ahead, steps[0]);
+            if (seed % 2 == 0)
+                assert_int_equal(counts_of(&machine).command_buffers, before + 1);
+            else /* two in flight */
+                for (int i = 0; i < 2; i++)
+                    assert_int_equal(metal_commands_status(session->commands[i]), METAL_RUNNING);
+            assert_int_equal(token_of(ahead), token_of(behind));
+            if (seed % 2 == 1)
+                assert_int_equal(metal_commands_status(session->commands[1 - session->turn]), METAL_RUNNING);
+            if (chance % 3 == 0) {
+                read_same(ahead, behind, SPACE_STEP, STEP_LOGITS, 0, VOCABULARY * sizeof(float));
+                read_same(ahead, behind, SPACE_STEP, STEP_RECORD, 0, sizeof(struct step_record));
+                read_same(ahead, behind, SPACE_STEP, STEP_COUNTS, 0, VOCABULARY * sizeof(int32_t));
+                read_same(ahead, behind, SPACE_STEP, STEP_TOKENS, 0, sizeof(int32_t));
+            } else if (chance % 5 == 0) {
+                start_at(ahead, step);
+                start_at(behind, step);
+            } else if (chance % 7 == 0) {
+                assert_true(metal_backend.reset(ahead, NULL) && metal_backend.reset(behind, NULL));
+                start_at(ahead, step);
+                start_at(behind, step);
+            }
+        }
+        metal_backend.run_ahead(ahead, steps[0]);
+        metal_backend.program_free(steps[0]);
+        metal_backend.program_free(steps[1]);
+        read_same(ahead, behind, SPACE_STEP, STEP_LOGITS, 0, VOCABULARY * sizeof(float));
+        assert_int_equal(metal_emulator_faults(((struct metal_backend *)machine.backend)->device, NULL), 0);
+        metal_backend.session_close(ahead);
+        metal_backend.session_close(behind);
+        machine_close(&machine);
+    }
+}
+
+/* All that a session is, but for what means nothing: the row of a convolution's ring that comes next. */
+static void same_sessions(const struct calla_session *a, const struct calla_session *b) {
+    assert_int_equal(a->position, b->position);
+    const struct session_layout *layout = &a->layout;
+    for (uint32_t i = 0; i < layout->state_count; i++) {
+        const struct buffer_shape *shape = &layout->state[i];
+        uint64_t row_bytes = dtype_row_bytes(shape->dtype, shape->columns);
+        for (uint32_t row = 0; row < shape->rows; row++)
+            if (i % 2 == 1 || row != a->position % shape->rows)
+                read_same(a->device, b->device, SPACE_STATE, i, row * row_bytes, row_bytes);
+    }
+    for (uint32_t i = 0; i < layout->kv_count; i++)
+        read_same(a->device, b->device, SPACE_KV, i, 0,
+                  a->position * dtype_row_bytes(layout->kv[i].dtype, layout->kv[i].columns));
+    uint64_t vocabulary = layout->step[STEP_LOGITS].columns;
+    read_same(a->device, b->device, SPACE_STEP, STEP_LOGITS, 0, vocabulary * sizeof(float));
+    read_same(a->device, b->device, SPACE_STEP, STEP_COUNTS, 0, vocabulary * sizeof(int32_t));
+    read_same(a->device, b->device, SPACE_STEP, STEP_RECORD, 0, sizeof(struct step_record));
+    read_same(a->device, b->device, SPACE_STEP, STEP_TOKENS, 0, sizeof(int32_t));
+}
+
+/* The same with a whole model: state, cache, and what a snapshot keeps. */
+static void a_model_undoes_its_last_step(void **unused) {
+    (void)unused;
+    struct metal_emulator_options options = metal_emulator_options(true);
+    options.seed = 1; /* commands run when they are waited for */
+    options.checked = false;
+    metal_emulator_use(&options);
+    struct calla_model_options with = {.path = "models/calla-tiny", .backend = "metal"};
+    struct calla_error error = {0};
+    struct calla_model *model = calla_model_open(&with, &error);
+    if (model == NULL)
+        fail_msg("%s", error.message);
+    struct calla_session_options room = {.context = 300};
+    struct calla_session *sessions[3];
+    int32_t prompt[9], tokens[2];
+    for (int i = 0; i < 9; i++)
+        prompt[i] = 20 + 7 * i;
+    const struct calla_sampling sampling = {.top_p = 1, .repetition_penalty = 1.1f};
+    for (int i = 0; i < 3; i++)
+        assert_non_null(sessions[i] = calla_session_open(model, &room, NULL));
+    for (int i = 0; i < 2; i++) {
+        assert_true(calla_session_read(sessions[i], prompt, 9, NULL, NULL, NULL));
+        assert_true(session_start_sampling(sessions[i], &sampling, prompt, 9, NULL));
+        assert_true(session_sample(sessions[i], &tokens[i], NULL));
+    }
+    for (int step = 0; step < 12; step++) {
+        for (int i = 0; i < 2; i++)
+            assert_true(session_step(sessions[i], tokens[i], &tokens[i], i == 0, NULL));
+        assert_int_equal(tokens[0], tokens[1]);
+        assert_non_null(((struct metal_session *)sessions[0]->device)->ahead);
+        if (step == 4)
+            same_sessions(sessions[0], sessions[1]);
+        if (step == 6) /* another token than the one that was drawn */
+            tokens[0] = tokens[1] = 5;
+        if (step == 8) /* a chunk, after which nothing was drawn */
+            for (int i = 0; i < 2; i++) {
+                assert_true(session_step(sessions[i], tokens[i], NULL, false, NULL));
+                tokens[i] = 6;
+            }
+    }
+    struct metal_session *device = (struct metal_session *)sessions[0]->device;
+    assert_non_null(device->ahead);
+    struct device_snapshot *snapshot =
+        metal_backend.snapshot_take(sessions[0]->device, sessions[0]->position, &error);
+    assert_non_null(snapshot);
+    assert_null(device->ahead);
+    same_sessions(sessions[0], sessions[1]);
+    assert_true(metal_backend.snapshot_restore(sessions[2]->device, snapshot, NULL));
+    sessions[2]->position = sessions[0]->position;
+    for (uint32_t i = 1; i < sessions[0]->layout.state_count; i += 2)
+        read_same(sessions[2]->device, sessions[1]->device, SPACE_STATE, i, 0,
+                  buffer_shape_bytes(&sessions[0]->layout.state[i]));
+    metal_backend.snapshot_free(snapshot);
+    for (int i = 0; i < 3; i++)
+        calla_session_close(sessions[i]);
+    calla_model_close(model);
+}
+
 /* The work of a command buffer is bounded, and where it is cut changes nothing. */
 static void command_buffers_are_cut(void **unused) {
     (void)unused;
@@ -374,8 +526,9 @@ static void snapshots_keep_and_share(void **unused) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tokens_are_handed_over),    cmocka_unit_test(command_buffers_are_cut),
-        cmocka_unit_test(a_failure_is_the_sessions), cmocka_unit_test(memory_is_checked_first),
+        cmocka_unit_test(tokens_are_handed_over),       cmocka_unit_test(a_step_too_many_is_undone),
+        cmocka_unit_test(a_model_undoes_its_last_step), cmocka_unit_test(command_buffers_are_cut),
+        cmocka_unit_test(a_failure_is_the_sessions),    cmocka_unit_test(memory_is_checked_first),
         cmocka_unit_test(snapshots_keep_and_share),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

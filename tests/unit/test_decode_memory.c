@@ -63,14 +63,14 @@ static void steps_allocate_nothing(void **state) {
     struct calla_sampling sampling = {.top_p = 1, .repetition_penalty = 1};
     assert_true(session_start_sampling(session, &sampling, prompt, PROMPT, NULL));
     for (int i = 0; i < 5; i++)
-        assert_true(session_step(session, token, &token, NULL));
+        assert_true(session_step(session, token, &token, false, NULL));
     allocations = 0;
     for (int i = 0; i < STEPS; i++)
-        assert_true(session_step(session, token, &token, NULL));
+        assert_true(session_step(session, token, &token, false, NULL));
     assert_int_equal(allocations, 0);
     /* A block of the cache is mapped once in so many positions, a mapping a buffer. */
     for (int i = 0; i < STEPS; i++)
-        assert_true(session_step(session, token, &token, NULL));
+        assert_true(session_step(session, token, &token, false, NULL));
     assert_int_equal(allocations, 4);
     calla_session_close(session);
     calla_model_close(model);

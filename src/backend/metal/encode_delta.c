@@ -186,8 +186,9 @@ const struct metal_kernel metal_delta_scan[] = {{.encode = encode_delta_scan}};
 
 /* ---- The tail for one token in one launch: q, k and v from `conv`, or there already */
 
-/* record, x, a, b, taps, A_log, dt_bias, z, weight, ring, state, y, q, k, v */
-enum { STEP_OPERANDS = 15 };
+/* record, x, a, b, taps, A_log, dt_bias, z, weight, ring, state, y, q, k, v; slots after them: parameters,
+ * the next state */
+enum { STEP_STATE = 10, STEP_Y = 11, STEP_OPERANDS = 15, STEP_PARAMETERS = 15, STEP_NEXT_STATE = 16 };
 
 /* Whether heads and vectors are what the kernel is made for. */
 static bool step_fits(const struct op_constants *c, const struct metal_operand *const *operands) {
@@ -199,11 +200,11 @@ static bool step_fits(const struct op_constants *c, const struct metal_operand *
     return true;
 }
 
-/* Operands that are NULL are not used. */
+/* Operands that are NULL are not used. `next`: where the new state goes, the state's own place or another. */
 static void encode_step(const struct op_constants *c, const struct metal_operand *const *operands,
-                        struct metal_encoder *encoder) {
+                        const struct metal_operand *next, struct metal_encoder *encoder) {
     bool convolves = operands[1] != NULL;
-    const struct metal_operand *state = operands[10];
+    const struct metal_operand *state = operands[STEP_STATE];
     struct step_parameters parameters = {.key_heads = c->key_heads,
                                          .value_heads = c->value_heads,
                                          .ring_stride = convolves ? operands[9]->stride : 0,
@@ -214,11 +215,17 @@ static void encode_step(const struct op_constants *c, const struct metal_operand
     metal_use(encoder, "delta_step", constants, 1);
     struct metal_operand unused = with_access(*operands[2], ACCESS_READ); /* what is read in any case */
     for (uint32_t i = 0; i < STEP_OPERANDS; i++)
-        if (i == 11)
+        if (i == STEP_Y)
             metal_bind_output(encoder, i, operands[i]);
+        else if (i == STEP_STATE)
+            metal_bind_rows(encoder, i, state, 0, state->rows, METAL_READ);
         else
             metal_bind(encoder, i, operands[i] != NULL ? operands[i] : &unused);
-    metal_bind_bytes(encoder, STEP_OPERANDS, &parameters, sizeof parameters);
+    metal_bind_bytes(encoder, STEP_PARAMETERS, &parameters, sizeof parameters);
+    if (next->buffer == state->buffer && next->offset == state->offset)
+        metal_bind(encoder, STEP_NEXT_STATE, next);
+    else
+        metal_bind_output(encoder, STEP_NEXT_STATE, next);
     metal_launch(encoder, threads(c->value_heads), threads(256));
 }
 
@@ -241,7 +248,7 @@ static bool delta_tail_at_once_fits(const struct metal_op *op, const struct meta
 static void encode_delta_tail_at_once(const struct metal_op *op, struct metal_encoder *encoder) {
     const struct metal_operand *operands[STEP_OPERANDS];
     tail_operands(op, operands);
-    encode_step(&op->op->constants, operands, encoder);
+    encode_step(&op->op->constants, operands, operands[STEP_STATE], encoder);
 }
 
 /* a, b, A_log, dt_bias, q, k, v, z, weight, state, y */
@@ -281,7 +288,7 @@ static bool delta_step_at_once_fits(const struct metal_op *op, const struct meta
 static void encode_delta_step_at_once(const struct metal_op *op, struct metal_encoder *encoder) {
     const struct metal_operand *operands[STEP_OPERANDS];
     step_operands(op, operands);
-    encode_step(&op->op->constants, operands, encoder);
+    encode_step(&op->op->constants, operands, &op->next_state, encoder);
 }
 
 /* q, k and v */
@@ -318,5 +325,5 @@ static void encode_delta_step(const struct metal_op *op, struct metal_encoder *e
 }
 
 const struct metal_kernel metal_delta_step[] = {
-    {.fits = delta_step_at_once_fits, .encode = encode_delta_step_at_once},
+    {.fits = delta_step_at_once_fits, .encode = encode_delta_step_at_once, .moves_state = true},
     {.workspace = delta_step_workspace, .encode = encode_delta_step}};

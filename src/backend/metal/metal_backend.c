@@ -211,6 +211,7 @@ const struct backend_class metal_backend = {
     .compile = metal_compile,
     .program_free = metal_program_free,
     .run = metal_run,
+    .run_ahead = metal_run_ahead,
     .snapshot_take = metal_snapshot_take,
     .snapshot_restore = metal_snapshot_restore,
     .snapshot_read = metal_snapshot_read,

@@ -5,7 +5,9 @@
  * committed, and the programs of a backend share their scratch memory.
  *
  * A session has two command buffers and two slots for sampled tokens, which take turns: while the GPU runs
- * the one, the processor encodes the other. */
+ * the one, the other is encoded and committed. A step that is committed before anybody has asked for it can
+ * be undone, because its state and logits do not take the place of those before it: there are two of each,
+ * which take turns as well. */
 #ifndef CALLA_BACKEND_METAL_BACKEND_H
 #define CALLA_BACKEND_METAL_BACKEND_H
 
@@ -164,10 +166,12 @@ struct metal_session {
     uint32_t turn;     /* of the command buffer and slot to be used next */
     bool token_posted; /* the last program that was committed puts its token into the slot of its turn */
     uint32_t token_turn;
-    /* The next run of this program is encoded in commands[turn], for this position and these moves. */
-    struct metal_program *encoded;
-    uint32_t encoded_position;
-    uint64_t encoded_moves;
+    /* The program whose next run was committed last although nobody has asked for it; NULL: none. All else
+     * here is as if it had not been. */
+    struct metal_program *ahead;
+    struct metal_memory
+        *other_state; /* [state_count]: where a step puts a state's successor; NULL: nowhere */
+    struct metal_memory other_logits; /* one row */
 
     struct metal_kv_block *
         *blocks; /* [block_limit]: rows of `kv` that snapshots hold as they are (metal_snapshot.c) */
@@ -188,6 +192,8 @@ const struct metal_memory *metal_session_memory(const struct metal_session *sess
                                                 uint32_t buffer);
 /* Waits for the commands of a turn, for all; when they failed the session is lost, and the error says why. */
 bool metal_session_wait(struct metal_session *session, uint32_t turn, struct calla_error *error);
+bool metal_session_wait_all(struct metal_session *session, struct calla_error *error);
+/* Waits for all, and undoes the step ahead, if there is one. */
 bool metal_session_idle(struct metal_session *session, struct calla_error *error);
 /* Whether neither the session nor the GPU is lost. */
 bool metal_session_usable(const struct metal_session *session, struct calla_error *error);
@@ -200,6 +206,7 @@ struct program *metal_compile(struct device_session *base, const struct plan *pl
 void metal_program_free(struct program *base);
 bool metal_run(struct device_session *base, struct program *compiled, double seconds, bool *finished,
                struct calla_error *error);
+void metal_run_ahead(struct device_session *base, struct program *compiled);
 /* Gives up the program of this session that was left before its end. */
 void metal_give_up(struct metal_session *session);
 

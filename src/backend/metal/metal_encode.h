@@ -42,6 +42,9 @@ struct metal_operand {
 struct metal_op {
     const struct op *op; /* its kind and constants; its operands are these: */
     struct metal_operand operands[OP_MAX_OPERANDS];
+    /* Of OP_DELTA_STEP, for kernels with `moves_state`: where the new state goes, which may be another place
+     * than the operand's, where the old one is. */
+    struct metal_operand next_state;
     struct metal_operand workspace;        /* U8, one row of what `workspace` asked for; rows 0: nothing */
     const struct metal_op *before, *after; /* its neighbours in the plan, NULL where there is none */
 };
@@ -55,7 +58,8 @@ struct metal_kernel {
     /* Bytes of memory of the op's own for the time of the op, undefined at its start; NULL: none. */
     uint64_t (*workspace)(const struct metal_op *op, const struct metal_encoder *encoder);
     void (*encode)(const struct metal_op *op, struct metal_encoder *encoder);
-    bool keeps; /* the workspace stays as the op leaves it up to the end of the next phase */
+    bool moves_state; /* leaves the operand as it is and writes next_state */
+    bool keeps;       /* the workspace stays as the op leaves it up to the end of the next phase */
 };
 
 /* What encode may ask. */

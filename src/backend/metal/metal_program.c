@@ -1,6 +1,6 @@
 /* A plan made ready to run: bound to memory, its kernels chosen, its pipelines made. A run encodes it into
- * command buffers of bounded work, up to two of which are underway; a decode step's next run is encoded while
- * the GPU works on this one. */
+ * command buffers of bounded work, up to two of which are underway; a decode step's next run is committed
+ * while the GPU works on this one. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -11,6 +11,9 @@
 
 /* Scratch bytes up to which a program is a small one. */
 #define SMALL_SCRATCH ((uint64_t)32 << 20)
+
+/* Operands of OP_DELTA_STEP. */
+enum { DELTA_STEP_RING = 9, DELTA_STEP_STATE = 10 };
 
 /* What moving a byte is counted as, in operations: an M1 does as many in the time. */
 #define OPERATIONS_A_BYTE 32.0
@@ -26,9 +29,9 @@ struct metal_program {
     uint32_t op_count, scratch_count;
     uint64_t scratch_bytes; /* of all buffers and workspaces */
     uint64_t moves;         /* of the scratch memory when the ops were bound; 0: not yet */
-    bool is_step;           /* replayed, with its token handed over on the device */
     struct plan_facts facts;
-    bool writes_kv;
+    bool writes_kv, writes_logits;
+    bool undoable; /* a step that leaves the state and the logits before it where they are */
 
     /* Where it was stopped: 0, 0 at its beginning. */
     uint32_t next_op, next_piece;
@@ -40,7 +43,7 @@ struct run {
     struct metal_program *program;
     double start, seconds;
     bool may_stop;
-    bool ahead; /* encoded only, into one command buffer or not at all */
+    bool ahead; /* into one command buffer or not at all */
 };
 
 static bool is_large(const struct metal_program *program) {
@@ -58,8 +61,8 @@ void metal_program_free(struct program *base) {
     struct metal_session *session = program->session;
     if (program->backend->stopped == program)
         program->backend->stopped = NULL;
-    if (session->encoded == program)
-        session->encoded = NULL;
+    if (session->ahead == program)
+        metal_session_idle(session, NULL);
     free(program->scratch);
     free(program->workspaces);
     free(program->workspace_sizes);
@@ -98,8 +101,67 @@ static bool bind_operand(struct metal_operand *bound, const struct operand *oper
     if (operand->space == SPACE_SCRATCH)
         return operand->buffer < program->scratch_count &&
                bind_memory(bound, operand, &program->scratch[operand->buffer]);
-    return bind_memory(bound, operand,
-                       metal_session_memory(program->session, (enum space)operand->space, operand->buffer));
+    const struct metal_session *session = program->session;
+    const struct metal_memory *memory =
+        metal_session_memory(session, (enum space)operand->space, operand->buffer);
+    if (memory == &session->step[STEP_LOGITS] && memory->size < session->other_logits.size)
+        memory = &session->other_logits;
+    return bind_memory(bound, operand, memory);
+}
+
+static void swap(struct metal_memory *a, struct metal_memory *b) {
+    struct metal_memory kept = *a;
+    *a = *b;
+    *b = kept;
+}
+
+static void move_to(struct metal_operand *bound, const struct operand *operand,
+                    const struct metal_memory *memory) {
+    bound->buffer = memory->buffer;
+    bound->offset = memory->offset + operand->offset;
+}
+
+/* Binds what changes its place from step to step: states, and logits. */
+static void bind_moving(struct metal_program *program, uint32_t index) {
+    const struct metal_session *session = program->session;
+    const struct op *op = &program->plain[index];
+    struct metal_op *bound = &program->ops[index];
+    for (uint32_t i = 0; i < op->operand_count; i++) {
+        const struct operand *operand = &op->operands[i];
+        if (operand->space == SPACE_STATE)
+            move_to(&bound->operands[i], operand, &session->state[operand->buffer]);
+        else if (operand->space == SPACE_STEP && operand->buffer == STEP_LOGITS)
+            move_to(&bound->operands[i], operand,
+                    program->undoable ? &session->other_logits : &session->step[STEP_LOGITS]);
+    }
+    if (op->kind != OP_DELTA_STEP)
+        return;
+    const struct operand *state = &op->operands[DELTA_STEP_STATE];
+    bound->next_state = bound->operands[DELTA_STEP_STATE];
+    if (program->undoable && state->space == SPACE_STATE)
+        move_to(&bound->next_state, state, &session->other_state[state->buffer]);
+}
+
+/* The places of a step's results become those of what is there. */
+static void move_on(const struct metal_program *program) {
+    struct metal_session *session = program->session;
+    if (!program->undoable)
+        return;
+    for (uint32_t i = 0; i < program->op_count; i++) {
+        const struct operand *state = &program->plain[i].operands[DELTA_STEP_STATE];
+        if (program->plain[i].kind == OP_DELTA_STEP && state->space == SPACE_STATE)
+            swap(&session->state[state->buffer], &session->other_state[state->buffer]);
+    }
+    if (program->writes_logits)
+        swap(&session->step[STEP_LOGITS], &session->other_logits);
+}
+
+/* Before another program writes logits: to where there is room for more than one row. */
+static void make_room_for_logits(const struct metal_program *program) {
+    struct metal_session *session = program->session;
+    if (!program->undoable && program->writes_logits &&
+        session->step[STEP_LOGITS].size < session->other_logits.size)
+        swap(&session->step[STEP_LOGITS], &session->other_logits);
 }
 
 /* Binds all ops to where the scratch memory is; its buffer is NULL while sizes are asked for. */
@@ -121,6 +183,7 @@ static bool bind_ops(struct metal_program *program, struct metal_buffer *scratch
                 (operand->dtype == DTYPE_U8 && !binding_is_record(operand)))
                 return binding_refuse(op->op, j, error);
         }
+        op->next_state = op->operands[DELTA_STEP_STATE];
         uint32_t size = (uint32_t)program->workspace_sizes[i];
         op->workspace = (struct metal_operand){.buffer = scratch,
                                                .offset = program->workspaces[i],
@@ -142,13 +205,40 @@ static bool check_ops(struct metal_program *program, const struct plan *plan, st
     for (uint32_t i = 0; i < plan->op_count; i++) {
         const struct op *op = &plan->ops[i];
         program->plain[i] = *op;
-        for (uint32_t j = 0; j < op->operand_count; j++)
-            program->writes_kv |=
-                op->operands[j].space == SPACE_KV && (op->operands[j].access & ACCESS_WRITE) != 0;
+        for (uint32_t j = 0; j < op->operand_count; j++) {
+            const struct operand *operand = &op->operands[j];
+            bool written = (operand->access & ACCESS_WRITE) != 0;
+            program->writes_kv |= written && operand->space == SPACE_KV;
+            program->writes_logits |=
+                written && operand->space == SPACE_STEP && operand->buffer == STEP_LOGITS;
+        }
     }
-    program->is_step = program->facts.posts_token && program->facts.samples == 1 && plan->rows == 1 &&
-                       program->backend->policy.token_on_device;
     return true;
+}
+
+/* Whether what the op writes can be undone: the cache beyond the position means nothing, a row of the ring
+ * that nobody reads neither, and of what a sample does the host knows all. */
+static bool may_be_undone(const struct metal_program *program, uint32_t index) {
+    const struct op *op = &program->plain[index];
+    for (uint32_t i = 0; i < op->operand_count; i++) {
+        const struct operand *operand = &op->operands[i];
+        if ((operand->access & ACCESS_WRITE) == 0 || op->kind == OP_SAMPLE)
+            continue;
+        bool moves =
+            op->kind == OP_DELTA_STEP &&
+            (i == DELTA_STEP_RING || (i == DELTA_STEP_STATE && program->kernels[index]->moves_state));
+        if ((operand->space == SPACE_STATE && !moves) ||
+            (operand->space == SPACE_STEP && (operand->buffer != STEP_LOGITS || operand->rows != 1)))
+            return false;
+    }
+    return true;
+}
+
+static void find_out_about_undoing(struct metal_program *program, const struct plan *plan) {
+    program->undoable = program->facts.posts_token && program->facts.samples == 1 && plan->rows == 1 &&
+                        program->session->other_state != NULL;
+    for (uint32_t i = 0; i < program->op_count; i++)
+        program->undoable &= may_be_undone(program, i);
 }
 
 static bool missing_kernel(const struct op *op, struct calla_error *error) {
@@ -204,11 +294,9 @@ static bool reserve_scratch(const struct metal_program *program, struct calla_er
         return true;
     if (is_large(program) && !end_stopped(backend, (double)INFINITY, &(bool){false}, error))
         return false;
-    for (struct metal_session *session = backend->sessions; session != NULL; session = session->next) {
-        metal_session_idle(session, NULL); /* one that is lost says so when it is used */
-        session->encoded = NULL;
-    }
-    metal_release(backend, scratch->buffer); /* before the larger is asked for, so that both need not fit */
+    for (struct metal_session *session = backend->sessions; session != NULL; session = session->next)
+        metal_session_wait_all(session, NULL); /* one that is lost says so when it is used */
+    metal_release(backend, scratch->buffer);   /* before the larger is asked for, so that both need not fit */
     scratch->size = 0;
     scratch->moves++;
     scratch->buffer = metal_allocate(backend, program->scratch_bytes,
@@ -272,8 +360,10 @@ struct program *metal_compile(struct device_session *base, const struct plan *pl
         program->workspaces == NULL || program->workspace_sizes == NULL || program->scratch == NULL)
         error_memory(error, "a program", count * sizeof *program->ops);
     else if (check_ops(program, plan, error) && lay_out(program, plan, error) &&
-             bind_to_scratch(program, error) && make_pipelines(program, error))
+             bind_to_scratch(program, error) && make_pipelines(program, error)) {
+        find_out_about_undoing(program, plan);
         return (struct program *)program;
+    }
     metal_program_free((struct program *)program);
     return NULL;
 }
@@ -339,6 +429,7 @@ static bool encode(struct run *run, uint32_t position, struct calla_error *error
         const struct op *op = &program->plain[i];
         if (i > 0 && op->phase != program->plain[i - 1].phase)
             metal_encoder_barrier(encoder);
+        bind_moving(program, i);
         metal_encoder_op(encoder, work_of(op, position), i == program->next_op ? program->next_piece : 0);
         program->kernels[i]->encode(&program->ops[i], encoder);
         if (encoder->failed)
@@ -365,29 +456,26 @@ static void note_end(struct metal_program *program) {
     }
     session->token_posted = program->facts.posts_token;
     session->token_turn = 1 - session->turn;
+    move_on(program);
 }
 
-/* While the GPU works: the step after this one, if nothing comes between, needs only to be committed. */
-static void encode_ahead(struct metal_program *program) {
-    struct metal_session *session = program->session;
+void metal_run_ahead(struct device_session *base, struct program *compiled) {
+    struct metal_session *session = (struct metal_session *)base;
+    struct metal_program *program = (struct metal_program *)compiled;
     uint32_t position = session->record.position;
     struct run run = {.program = program, .ahead = true};
-    if (!program->is_step || session->running[session->turn] ||
+    if (!program->undoable || session->ahead != NULL || !session->token_posted ||
+        program->moves != scratch_of(program)->moves || !metal_session_usable(session, NULL) ||
         !binding_has_room(&program->facts, position, NULL))
         return;
     bool whole = encode(&run, position, NULL) && !program->backend->encoder->stopped;
     program->next_op = program->next_piece = 0;
     if (!whole)
         return; /* the run that needs it will say why not */
-    session->encoded = program;
-    session->encoded_position = position;
-    session->encoded_moves = program->moves;
-}
-
-static bool is_encoded(const struct metal_program *program) {
-    const struct metal_session *session = program->session;
-    return session->encoded == program && session->encoded_position == session->record.position &&
-           session->encoded_moves == scratch_of(program)->moves;
+    if (program->writes_kv)
+        metal_kv_changes(session, position);
+    if (commit_commands(session, NULL))
+        session->ahead = program;
 }
 
 /* Runs a program from where it was stopped for about `seconds`, if it may be stopped at all: only large ones
@@ -397,16 +485,14 @@ static bool go_on(struct metal_program *program, double seconds, bool *finished,
     struct metal_backend *backend = program->backend;
     struct run run = {
         .program = program, .start = system_seconds(), .seconds = seconds, .may_stop = is_large(program)};
-    bool ready = is_encoded(program);
-    session->encoded = NULL;
     session->token_posted = false;
     struct calla_error why = {0};
-    if (!ready && !encode(&run, session->record.position, &why)) {
+    make_room_for_logits(program);
+    if (!encode(&run, session->record.position, &why)) {
         metal_session_lose(session, &why); /* a part of it may have run */
         return metal_session_usable(session, error);
     }
-    struct metal_encoder *encoder = backend->encoder;
-    *finished = ready || !encoder->stopped;
+    *finished = !backend->encoder->stopped;
     if (is_large(program))
         backend->stopped = *finished ? NULL : program;
     if (!*finished)
@@ -414,7 +500,6 @@ static bool go_on(struct metal_program *program, double seconds, bool *finished,
     if (!commit_commands(session, error))
         return false;
     note_end(program);
-    encode_ahead(program);
     return true;
 }
 
@@ -451,6 +536,13 @@ bool metal_run(struct device_session *base, struct program *compiled, double sec
     struct metal_backend *backend = session->backend;
     *finished = true;
     if (!metal_session_usable(session, error))
+        return false;
+    if (session->ahead == program) {
+        session->ahead = NULL;
+        note_end(program);
+        return true;
+    }
+    if (session->ahead != NULL && !metal_session_idle(session, error))
         return false;
     bool has_ended = program->ended == session->resets + 1;
     program->ended = 0;

@@ -53,9 +53,31 @@ bool metal_session_wait(struct metal_session *session, uint32_t turn, struct cal
 }
 
 /* The turn to be used next is the one that was committed first. */
-bool metal_session_idle(struct metal_session *session, struct calla_error *error) {
+bool metal_session_wait_all(struct metal_session *session, struct calla_error *error) {
     bool first = metal_session_wait(session, session->turn, error);
     return metal_session_wait(session, 1 - session->turn, first ? error : NULL) && first;
+}
+
+static int32_t *integers(const struct metal_memory *memory) {
+    return (int32_t *)(void *)metal_memory_bytes(memory);
+}
+
+/* What a step changes where it is: the record, the token, its count. A row of the cache beyond the position
+ * means nothing; nor does the row of a convolution's ring, which holds one more than are read. */
+static void undo_step(struct metal_session *session) {
+    int32_t drawn = *integers(&session->token_slots[1 - session->turn]);
+    memcpy(metal_memory_bytes(&session->step[STEP_RECORD]), &session->record, sizeof session->record);
+    *integers(&session->step[STEP_TOKENS]) = *integers(&session->token_slots[session->token_turn]);
+    if (drawn >= 0)
+        integers(&session->step[STEP_COUNTS])[drawn]--;
+}
+
+bool metal_session_idle(struct metal_session *session, struct calla_error *error) {
+    bool ok = metal_session_wait_all(session, error);
+    if (ok && session->ahead != NULL)
+        undo_step(session);
+    session->ahead = NULL;
+    return ok;
 }
 
 /* ---- Opening and closing */
@@ -81,8 +103,11 @@ static void lay_out(struct metal_memory *memories, const struct buffer_shape *sh
 static bool allocate(struct metal_session *session, const struct session_layout *layout,
                      struct calla_error *error) {
     static const char *const what = "a session (a shorter context needs less)";
-    uint64_t small = 2 * SLOT_BYTES + bytes_of(layout->state, layout->state_count) +
-                     bytes_of(layout->step, STEP_BUFFER_COUNT);
+    bool twice = session->other_state != NULL;
+    uint64_t states = bytes_of(layout->state, layout->state_count);
+    uint64_t logits = layout->step[STEP_LOGITS].columns * sizeof(float);
+    uint64_t small = 2 * SLOT_BYTES + states + bytes_of(layout->step, STEP_BUFFER_COUNT) +
+                     (twice ? states + metal_place(logits) : 0);
     session->small = metal_allocate(session->backend, small, what, error);
     if (session->small == NULL)
         return false;
@@ -91,6 +116,10 @@ static bool allocate(struct metal_session *session, const struct session_layout 
         session->token_slots[i] = (struct metal_memory){session->small, offset, sizeof(int32_t)};
     lay_out(session->state, layout->state, layout->state_count, session->small, &offset);
     lay_out(session->step, layout->step, STEP_BUFFER_COUNT, session->small, &offset);
+    if (twice) {
+        lay_out(session->other_state, layout->state, layout->state_count, session->small, &offset);
+        session->other_logits = (struct metal_memory){session->small, offset, logits};
+    }
     for (uint32_t i = 0; i < layout->kv_count; i++) {
         uint64_t size = buffer_shape_bytes(&layout->kv[i]);
         session->kv_buffers[i] = metal_allocate(session->backend, size, what, error);
@@ -114,7 +143,7 @@ struct device_session *metal_session_open(struct backend *base, const struct ses
     if (!metal_usable(backend, error))
         return NULL;
     struct metal_session *session = calloc(1, sizeof *session);
-    size_t kv = layout->kv_count + (size_t)1, count = layout->state_count + kv;
+    size_t kv = layout->kv_count + (size_t)1, count = 2 * (size_t)layout->state_count + kv;
     struct metal_memory *memories = calloc(count, sizeof *memories);
     struct metal_buffer **buffers = calloc(kv, sizeof *buffers);
     uint64_t *row_bytes = calloc(kv, sizeof *row_bytes);
@@ -126,14 +155,16 @@ struct device_session *metal_session_open(struct backend *base, const struct ses
         free(row_bytes);
         return NULL;
     }
-    *session = (struct metal_session){.backend = backend,
-                                      .next = backend->sessions,
-                                      .state = memories,
-                                      .kv = memories + layout->state_count,
-                                      .kv_buffers = buffers,
-                                      .kv_row_bytes = row_bytes,
-                                      .state_count = layout->state_count,
-                                      .kv_count = layout->kv_count};
+    *session = (struct metal_session){
+        .backend = backend,
+        .next = backend->sessions,
+        .state = memories,
+        .kv = memories + 2 * (size_t)layout->state_count,
+        .other_state = backend->policy.token_on_device ? memories + layout->state_count : NULL,
+        .kv_buffers = buffers,
+        .kv_row_bytes = row_bytes,
+        .state_count = layout->state_count,
+        .kv_count = layout->kv_count};
     backend->sessions = session;
     if (allocate(session, layout, error) && metal_kv_open(session, layout, error))
         return (struct device_session *)session;
@@ -221,7 +252,6 @@ bool metal_reset(struct device_session *base, struct calla_error *error) {
     metal_give_up(session);
     session->lost = (struct calla_error){0};
     session->resets++;
-    session->encoded = NULL;
     session->token_posted = false;
     metal_kv_changes(session, 0);
     for (uint32_t i = 0; i < session->state_count; i++)

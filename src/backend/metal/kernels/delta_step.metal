@@ -2,6 +2,8 @@
 // threads has a value head. Simdgroups 0 to 2 convolve q, k and v, 3 computes the gates; then each simdgroup has 16 rows
 // of S, which were on their way all the while; then simdgroup 0 norms the result.
 //
+// The new S goes to next_state: to where the old one was, or to another place, so that the step can be undone.
+//
 // Value heads that share a key head convolve it each for themselves. The first of them writes it into the ring: into
 // the row of this position, which nobody reads.
 #include "delta_math.h"
@@ -29,16 +31,18 @@ kernel void delta_step(device const uint *record [[buffer(0)]], device const flo
                        device const float4 *taps [[buffer(4)]], device const float *A_log [[buffer(5)]],
                        device const float *dt_bias [[buffer(6)]], device const float4 *z [[buffer(7)]],
                        device const float4 *weight [[buffer(8)]], device float *ring [[buffer(9)]],
-                       device float4 *state [[buffer(10)]], device float4 *y [[buffer(11)]],
+                       device const float4 *state [[buffer(10)]], device float4 *y [[buffer(11)]],
                        device const float4 *q [[buffer(12)]], device const float4 *k [[buffer(13)]],
                        device const float4 *v [[buffer(14)]], constant step_parameters &p [[buffer(15)]],
-                       uint head [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
+                       device float4 *next_state [[buffer(16)]], uint head [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
                        uint simdgroup [[simdgroup_index_in_threadgroup]]) {
     threadgroup float4 query[32], keys[32], value[32], out[32];
     threadgroup float2 gates;
     uint key_head = head * p.key_heads / p.value_heads, row = lane / 8, part = lane % 8;
     // Rows 16 simdgroup + 4 i + row of S, of each the elements 32 j + 4 part ...
-    device float4 *memory = state + (ulong(head) * 128 + simdgroup * 16 + row) * (p.state_stride / 4) + part;
+    ulong place = (ulong(head) * 128 + simdgroup * 16 + row) * (p.state_stride / 4) + part;
+    device const float4 *memory = state + place;
+    device float4 *next = next_state + place;
     float4 s[4][4];
 #pragma unroll
     for (uint i = 0; i < 4; i++)
@@ -94,7 +98,7 @@ kernel void delta_step(device const uint *record [[buffer(0)]], device const flo
         for (uint j = 0; j < 4; j++) {
             s[i][j] = fma(float4(change), own_keys[j], s[i][j]);
             sums = fma(s[i][j], own_query[j], sums);
-            memory[ulong(i) * p.state_stride + 8 * j] = s[i][j];
+            next[ulong(i) * p.state_stride + 8 * j] = s[i][j];
         }
         float result = (sums.x + sums.y) + (sums.z + sums.w);
         result += simd_shuffle_xor(result, 1);
