@@ -59,7 +59,7 @@ _Static_assert(sizeof(enum dtype) == sizeof(uint32_t) && sizeof(enum matrix_oper
 /* In the order in which they are printed. */
 static const struct choice choices[] = {
     {FIELD(dequant_in_gemm), .kind = CHOICE_SWITCH, .backends = METAL},
-    {FIELD(device_routing), .kind = CHOICE_SWITCH, .backends = CUDA}, /* Metal always routes on the GPU */
+    {FIELD(device_routing), .kind = CHOICE_SWITCH, .backends = GPU},
     {FIELD(expert_tile), .kind = CHOICE_NUMBER, .backends = METAL, .least = 16, .most = 32,
      .power_of_two = true},
     {FIELD(delta_scan), .kind = CHOICE_NAME, .backends = GPU, .names = scan_names},

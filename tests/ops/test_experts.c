@@ -1,4 +1,5 @@
 /* Routing and the experts' products. */
+#define BENCH_METAL_POLICIES "device_routing=off"
 #include "op_bench.h"
 
 struct shape {

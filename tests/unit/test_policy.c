@@ -116,7 +116,7 @@ static void descriptions_and_assignments_agree(void **state) {
             applying += applies;
         }
         assert_int_equal(count, 22);
-        static const size_t expected[] = {11, 13, 14, 19};
+        static const size_t expected[] = {11, 13, 14, 20};
         assert_int_equal(applying, expected[b]);
     }
 }

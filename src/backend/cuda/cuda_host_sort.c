@@ -2,6 +2,7 @@
  * have come to the host, have been sorted there and are back. What this costs is what routing on the device
  * is worth. */
 #include "backend/cuda/host_sort.h"
+#include "backend/pair_order.h"
 
 /* What the host's function finds, in pinned memory: this, then ids, starts and order. */
 struct sort {
@@ -20,24 +21,9 @@ static int32_t *order_of(struct sort *sort) {
     return starts_of(sort) + sort->experts + 1;
 }
 
-/* ids[pairs] -> starts[experts + 1], order[pairs]: a stable counting sort. Ids that are no experts, which
- * nothing computes, would be left out. */
 static void sort_pairs(void *argument) {
     struct sort *sort = argument;
-    int32_t *ids = ids_of(sort), *starts = starts_of(sort), *order = order_of(sort);
-    for (uint32_t e = 0; e <= sort->experts; e++)
-        starts[e] = 0;
-    for (uint32_t p = 0; p < sort->pairs; p++)
-        if ((uint32_t)ids[p] < sort->experts)
-            starts[ids[p] + 1]++;
-    for (uint32_t e = 0; e < sort->experts; e++)
-        starts[e + 1] += starts[e];
-    for (uint32_t p = 0; p < sort->pairs; p++)
-        if ((uint32_t)ids[p] < sort->experts)
-            order[starts[ids[p]]++] = (int32_t)p;
-    for (uint32_t e = sort->experts; e > 0; e--)
-        starts[e] = starts[e - 1];
-    starts[0] = 0;
+    pair_order(ids_of(sort), 1, sort->pairs, sort->pairs, sort->experts, starts_of(sort), order_of(sort));
 }
 
 bool cuda_host_sort_fits(const struct cuda_op *op, const struct cuda_device *device) {

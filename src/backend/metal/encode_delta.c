@@ -222,10 +222,7 @@ static void encode_step(const struct op_constants *c, const struct metal_operand
         else
             metal_bind(encoder, i, operands[i] != NULL ? operands[i] : &unused);
     metal_bind_bytes(encoder, STEP_PARAMETERS, &parameters, sizeof parameters);
-    if (next->buffer == state->buffer && next->offset == state->offset)
-        metal_bind(encoder, STEP_NEXT_STATE, next);
-    else
-        metal_bind_output(encoder, STEP_NEXT_STATE, next);
+    metal_bind_output(encoder, STEP_NEXT_STATE, next);
     metal_launch(encoder, threads(c->value_heads), threads(256));
 }
 

@@ -1,5 +1,6 @@
 /* The mixture of experts: routing, sorting by expert, the experts' products. */
 #include "backend/metal/encode_gemm.h"
+#include "backend/pair_order.h"
 
 /* ---- The router: logits of all experts and of the shared gate, [T, E+1] in the workspace; then the choice.
  * Nothing is rounded to 16 bits here: nearly equal experts would change places. */
@@ -128,7 +129,22 @@ static void encode_expert_sort(const struct metal_op *op, struct metal_encoder *
                  (struct metal_size){METAL_SIMD_WIDTH, 1, 1});
 }
 
-const struct metal_kernel metal_expert_sort[] = {{.encode = encode_expert_sort}};
+static bool host_sort_fits(const struct metal_op *op, const struct metal_encoder *encoder) {
+    (void)op;
+    return !metal_policy(encoder)->device_routing;
+}
+
+/* The GPU stands still until the host has sorted them: what that costs is what sorting on the GPU is worth.
+ */
+static void encode_host_sort(const struct metal_op *op, struct metal_encoder *encoder) {
+    const struct metal_operand *ids = &op->operands[0];
+    if (metal_wait(encoder))
+        pair_order(metal_operand_bytes(ids), ids->rows, ids->columns, ids->stride, op->op->constants.experts,
+                   metal_operand_bytes(&op->operands[1]), metal_operand_bytes(&op->operands[2]));
+}
+
+const struct metal_kernel metal_expert_sort[] = {{.fits = host_sort_fits, .encode = encode_host_sort},
+                                                 {.encode = encode_expert_sort}};
 
 /* ---- Products a pair at a time, in whatever order */
 

@@ -87,6 +87,8 @@ struct metal_encoder {
     uint32_t stopped_piece;
     /* Ends this command buffer and begins the next; false to stop here. */
     bool (*next)(struct metal_encoder *encoder);
+    /* The same after waiting for all of it. False after a mistake. */
+    bool (*wait)(struct metal_encoder *encoder);
     void *owner;
 
     bool failed;

@@ -332,6 +332,15 @@ void metal_phase(struct metal_encoder *encoder) {
         metal_encoder_barrier(encoder);
 }
 
+bool metal_wait(struct metal_encoder *encoder) {
+    encoder->op_begins = false;
+    return encoder->commands != NULL && !encoder->stopped && !encoder->failed && encoder->wait(encoder);
+}
+
+void *metal_operand_bytes(const struct metal_operand *operand) {
+    return (unsigned char *)metal_buffer_contents(operand->buffer) + operand->offset;
+}
+
 static uint64_t end_of(const struct metal_view *view) {
     return view->offset + (view->rows - 1) * view->stride + view->row_bytes;
 }

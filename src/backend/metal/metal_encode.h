@@ -119,6 +119,13 @@ void metal_phase(struct metal_encoder *encoder);
  * at one position. */
 void metal_piece(struct metal_encoder *encoder, double flops);
 
+/* Ends the command buffer, waits until all that was launched has run, and begins the next: what operands hold
+ * is the host's to read and write, up to the next launch. False where nothing runs: while compiling and
+ * counting, and after a mistake. */
+bool metal_wait(struct metal_encoder *encoder);
+/* The bytes of an operand, for the host. */
+void *metal_operand_bytes(const struct metal_operand *operand);
+
 /* For an op that cannot be run as it is: one sentence, of which the host makes an error. */
 void metal_fail(struct metal_encoder *encoder, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

@@ -58,3 +58,8 @@ WEAK void metal_dispatch_indirect(struct metal_commands *commands, struct metal_
 WEAK void metal_barrier(struct metal_commands *commands) {
     (void)commands;
 }
+
+WEAK void *metal_buffer_contents(const struct metal_buffer *buffer) {
+    (void)buffer;
+    return NULL;
+}

@@ -408,6 +408,19 @@ static bool next_commands(struct metal_encoder *encoder) {
     return !run->may_stop || system_seconds() - run->start < run->seconds;
 }
 
+/* The host is needed before the program can go on. */
+static bool wait_commands(struct metal_encoder *encoder) {
+    struct run *run = encoder->owner;
+    struct metal_program *program = run->program;
+    struct calla_error error = {0};
+    if (commit_commands(program->session, &error) && metal_session_wait_all(program->session, &error) &&
+        begin_commands(program, &error))
+        return true;
+    encoder->failed = true;
+    encoder->error = error;
+    return false;
+}
+
 static double work_of(const struct op *op, uint32_t position) {
     struct cost cost = op_cost(op, position);
     return (double)cost.flops + OPERATIONS_A_BYTE * (double)cost_bytes(&cost);
@@ -422,6 +435,7 @@ static bool encode(struct run *run, uint32_t position, struct calla_error *error
     encoder->failed = encoder->stopped = false;
     encoder->budget = 1e9 * program->backend->policy.command_work;
     encoder->next = next_commands;
+    encoder->wait = wait_commands;
     encoder->owner = run;
     if (!begin_commands(program, error))
         return false;
