@@ -68,7 +68,9 @@ int main(int argc, char **argv) {
     check_delta(first_of(ops, DELTA), step.position);
     check_linear(first_of(ops, OUT));
     check_router(first_of(ops, ROUTER));
-    check_experts(first_of(ops, GATE_UP), first_of(ops, DOWN));
+    check_experts(first_of(ops, GATE_UP), first_of(ops, GATE_UP), first_of(ops, DOWN));
+    check_router(first_of(ops, ROUTE));
+    check_experts(first_of(ops, ROUTE), first_of(ops, GATE_UP), first_of(ops, DOWN));
     check_linear(first_of(ops, HEAD));
     if (context > 0 && context <= 8192)
         check_attention(first_of(ops, QK_PREP), first_of(ops, ATTENTION), step.position);
@@ -76,12 +78,13 @@ int main(int argc, char **argv) {
         return 0;
 
     double bytes[PARTS + 1] = {0};
-    uint32_t count[PARTS + 1] = {0};
+    uint32_t count[PARTS] = {0};
     for (const timed_op &op : ops) {
-        bytes[op.kind] += op.bytes, bytes[PARTS] += op.bytes;
-        count[op.kind]++, count[PARTS]++;
+        bytes[op.kind] += op.bytes;
+        bytes[PARTS] += in_step(op.kind) ? op.bytes : 0;
+        count[op.kind]++;
     }
-    double all = time_graph(ops, [](const timed_op &) { return true; });
+    double all = time_graph(ops, [](const timed_op &op) { return in_step(op.kind); });
     printf("%-12s %9.1f us, %7.1f MB, %5.2f TB/s, %5.1f %% of the limit, %.0f steps/s\n", "step", all * 1e3,
            bytes[PARTS] / 1e6, bytes[PARTS] / all / 1e9, 100 * bytes[PARTS] / (all * 1e-3) / LIMIT,
            1e3 / all);
@@ -89,11 +92,15 @@ int main(int argc, char **argv) {
         if (count[kind] == 0)
             continue;
         double alone = time_graph(ops, [&](const timed_op &op) { return op.kind == kind; });
-        double without = time_graph(ops, [&](const timed_op &op) { return op.kind != kind; });
-        printf(
-            "%-12s alone %6.2f us each, %5.2f TB/s, %5.1f %% of the limit; step without it -%6.2f us each\n",
-            part_names[kind], alone * 1e3 / count[kind], bytes[kind] / alone / 1e9,
-            100 * bytes[kind] / (alone * 1e-3) / LIMIT, (all - without) * 1e3 / count[kind]);
+        printf("%-12s alone %6.2f us each, %5.2f TB/s, %5.1f %% of the limit", part_names[kind],
+               alone * 1e3 / count[kind], bytes[kind] / alone / 1e9,
+               100 * bytes[kind] / (alone * 1e-3) / LIMIT);
+        if (in_step((part)kind)) {
+            double without =
+                time_graph(ops, [&](const timed_op &op) { return in_step(op.kind) && op.kind != kind; });
+            printf("; step without it -%6.2f us each", (all - without) * 1e3 / count[kind]);
+        }
+        printf("\n");
     }
     return 0;
 }

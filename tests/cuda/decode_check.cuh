@@ -155,11 +155,12 @@ static void check_router(const timed_op &op) {
     compare("router scores", scores, fetch(views[5]));
 }
 
-static void check_experts(const timed_op &gate_up, const timed_op &down) {
+/* `run`: what computes gate_up, by itself or with more. */
+static void check_experts(const timed_op &run, const timed_op &gate_up, const timed_op &down) {
     const cuda_view *views = gate_up.op.views;
     std::vector<double> x = normalised(views[0], &views[1]);
     std::vector<float> before = fetch(down.op.views[6]);
-    run_one(gate_up);
+    run_one(run);
     run_one(down);
     std::vector<int32_t> ids = fetch<int32_t>(views[2].data, CHOSEN);
     std::vector<float> scores = fetch(down.op.views[3]);

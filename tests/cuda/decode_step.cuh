@@ -127,12 +127,17 @@ static cuda_view cache(uint32_t rows, uint32_t columns) {
     return view;
 }
 
-enum part { PROJECTIONS, DELTA, QK_PREP, ATTENTION, OUT, ROUTER, GATE_UP, DOWN, HEAD, PARTS };
+enum part { PROJECTIONS, DELTA, QK_PREP, ATTENTION, OUT, ROUTER, GATE_UP, ROUTE, DOWN, HEAD, PARTS };
 static const char *const part_names[] = {"projections", "delta step", "qk prep", "attention", "out",
-                                         "router",      "gate up",    "down",    "head"};
+                                         "router",      "gate up",    "route",   "down",      "head"};
+
+/* Router and gate and up products have kernels of their own, but a step takes the one for both. */
+static bool in_step(part kind) {
+    return kind != ROUTER && kind != GATE_UP;
+}
 
 struct timed_op {
-    cuda_op op;
+    cuda_op op, second; /* second: of a pair that one kernel computes */
     part kind;
     cuda_launcher *launch;
     double bytes;
@@ -182,7 +187,7 @@ static std::vector<timed_op> build_step(uint32_t layers, uint32_t context, cuda_
     gate.data = (float *)gate.data + HEAD_SIZE;
     attended.rows = HEADS, attended.columns = HEAD_SIZE, attended.stride = HEAD_SIZE;
     auto add = [&](part kind, cuda_launcher *launch, cuda_op op, double bytes) {
-        ops.push_back({op, kind, launch, bytes});
+        ops.push_back({op, {}, kind, launch, bytes});
     };
     auto linear = [&](part kind, cuda_view x, std::vector<std::pair<uint32_t, cuda_view>> outputs,
                       bool normalise, bool accumulate) {
@@ -239,6 +244,16 @@ static std::vector<timed_op> build_step(uint32_t layers, uint32_t context, cuda_
                                          matrix4(WIDTH, HIDDEN), routed, shared});
         op.op.constants.normalise = true;
         add(GATE_UP, cuda_decode_gate_up_launch, op, (CHOSEN + 1) * 2 * view_bytes(op.views[5]));
+        timed_op route = ops[ops.size() - 2];
+        route.second = op;
+        if (!cuda_decode_route_fits(&route.op, &device)) {
+            printf("no room for the kernel that routes and multiplies\n");
+            exit(2);
+        }
+        route.kind = ROUTE;
+        route.launch = cuda_decode_route_launch;
+        route.bytes += ops.back().bytes;
+        ops.push_back(route);
         op = make_op(OP_EXPERT_DOWN, {routed, shared, ids, scores, matrix4(EXPERTS * HIDDEN, WIDTH),
                                       matrix4(HIDDEN, WIDTH), hidden});
         add(DOWN, cuda_decode_down_launch, op, (CHOSEN + 1) * view_bytes(op.views[5]));

@@ -101,7 +101,9 @@ void cuda_program_free(struct program *base);
 bool cuda_run(struct device_session *base, struct program *compiled, double seconds, bool *finished,
               struct calla_error *error);
 
-/* cuda_ops.c: the first kernel that fits an op (checked and bound); there always is one. */
-const struct cuda_kernel *cuda_kernel_of(const struct cuda_op *op, const struct cuda_device *device);
+/* cuda_ops.c: for each op of a program (checked and bound) the first kernel that fits it; there always is
+ * one. Where a kernel computes two ops in a row, the second has one that launches nothing. */
+void cuda_choose_kernels(const struct cuda_op *ops, uint32_t count, const struct cuda_device *device,
+                         const struct cuda_kernel **chosen);
 
 #endif

@@ -1,4 +1,5 @@
-/* Which kernels compute an op: for each kind a list, of which the first that fits is taken. */
+/* Which kernels compute an op: for each kind a list, of which the first that fits is taken. A kernel may also
+ * compute the op after its own. */
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/decode.h"
 #include "backend/cuda/generic.h"
@@ -57,9 +58,34 @@ static const struct cuda_kernel kernels[OP_KIND_COUNT][MAX_KERNELS] = {
     [OP_SAMPLE] = {{NULL, cuda_generic_sample_workspace, cuda_generic_sample, NULL}},
 };
 
-const struct cuda_kernel *cuda_kernel_of(const struct cuda_op *op, const struct cuda_device *device) {
+static const struct cuda_kernel *kernel_of(const struct cuda_op *op, const struct cuda_device *device) {
     const struct cuda_kernel *kernel = kernels[op->op.kind];
     while (kernel->fits != NULL && !kernel->fits(op, device))
         kernel++;
     return kernel;
+}
+
+static cudaError_t launch_nothing(const struct cuda_op *op, const struct cuda_device *device, void *workspace,
+                                  cudaStream_t stream) {
+    (void)op;
+    (void)device;
+    (void)workspace;
+    (void)stream;
+    return cudaSuccess;
+}
+
+/* A router's kernel that computes the op after it too, and what is left of that one. */
+static const struct cuda_kernel route = {.launch = cuda_decode_route_launch};
+static const struct cuda_kernel covered = {.launch = launch_nothing};
+
+void cuda_choose_kernels(const struct cuda_op *ops, uint32_t count, const struct cuda_device *device,
+                         const struct cuda_kernel **chosen) {
+    for (uint32_t i = 0; i < count; i++) {
+        if (i + 1 < count && cuda_decode_route_fits(&ops[i], device)) {
+            chosen[i++] = &route;
+            chosen[i] = &covered;
+        } else {
+            chosen[i] = kernel_of(&ops[i], device);
+        }
+    }
 }

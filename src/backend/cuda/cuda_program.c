@@ -192,12 +192,12 @@ static bool lay_out(struct cuda_program *program, const struct plan *plan, struc
     for (uint32_t i = 0; i < program->op_count; i++)
         if (!bind(&program->ops[i], program, error))
             return false;
+    cuda_choose_kernels(program->ops, program->op_count, &program->backend->device, program->kernels);
     uint64_t offset = program->scratch_bytes, end = offset;
     for (uint32_t i = 0; i < program->op_count; i++) {
         const struct cuda_op *op = &program->ops[i];
         if (i == 0 || op->op.phase != program->ops[i - 1].op.phase)
             offset = program->scratch_bytes;
-        program->kernels[i] = cuda_kernel_of(op, &program->backend->device);
         program->workspaces[i] = offset;
         if (program->kernels[i]->workspace != NULL)
             offset += cuda_place(program->kernels[i]->workspace(op, &program->backend->device));

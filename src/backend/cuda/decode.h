@@ -12,6 +12,9 @@ bool cuda_decode_linear_fits(const struct cuda_op *op, const struct cuda_device 
 bool cuda_decode_sum_fits(const struct cuda_op *op, const struct cuda_device *device);    /* OP_LINEAR */
 bool cuda_decode_router_fits(const struct cuda_op *op, const struct cuda_device *device);
 bool cuda_decode_gate_up_fits(const struct cuda_op *op, const struct cuda_device *device);
+/* ops[0] and ops[1]: an OP_ROUTER and the OP_EXPERT_GATE_UP of what it chooses; the launcher, given ops[0],
+ * computes both. */
+bool cuda_decode_route_fits(const struct cuda_op *ops, const struct cuda_device *device);
 bool cuda_decode_down_fits(const struct cuda_op *op, const struct cuda_device *device);
 bool cuda_decode_delta_step_fits(const struct cuda_op *op, const struct cuda_device *device);
 bool cuda_decode_qk_prep_fits(const struct cuda_op *op, const struct cuda_device *device);
@@ -21,6 +24,7 @@ cuda_launcher cuda_decode_linear_launch;
 cuda_launcher cuda_decode_sum_launch;
 cuda_launcher cuda_decode_router_launch;
 cuda_launcher cuda_decode_gate_up_launch;
+cuda_launcher cuda_decode_route_launch;
 cuda_launcher cuda_decode_down_launch;
 cuda_launcher cuda_decode_delta_step_launch;
 cuda_launcher cuda_decode_qk_prep_launch;

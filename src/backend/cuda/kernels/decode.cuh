@@ -302,6 +302,45 @@ static inline bool aligned(const struct cuda_view *view) {
     return (uintptr_t)view->data % 16 == 0;
 }
 
+/* As cuda_launch_clusters, may overlap where the device can. All of these kernels ask for the same, the
+ * largest, share of an SM's memory to be shared memory: one that asks for another waits until the SM is
+ * empty. */
+template <typename... Parameters, typename... Arguments>
+static inline cudaError_t decode_launch(void (*kernel)(Parameters...), const cuda_device *device,
+                                        unsigned cluster, dim3 grid, unsigned threads, size_t shared_bytes,
+                                        cudaStream_t stream, Arguments &&...arguments) {
+    cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                              cudaSharedmemCarveoutMaxShared);
+    return status != cudaSuccess
+               ? status
+               : cuda_launch_clusters(kernel, cuda_overlap(device), cluster, grid, threads, shared_bytes,
+                                      stream, static_cast<Arguments &&>(arguments)...);
+}
+
+/* Whether the device has room for `count` clusters at once. */
+template <typename Kernel>
+static inline bool clusters_fit(Kernel *kernel, unsigned cluster, unsigned count, unsigned threads,
+                                size_t shared_bytes) {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = cluster;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = count * cluster;
+    config.blockDim = threads;
+    config.dynamicSmemBytes = shared_bytes;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    int clusters = 0;
+    cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                              static_cast<int>(shared_bytes));
+    if (status == cudaSuccess)
+        status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+    if (status != cudaSuccess)
+        cudaGetLastError(); /* shall not be found by the next call */
+    return status == cudaSuccess && clusters >= static_cast<int>(count);
+}
+
 /* Whether scales and biases are float32. */
 static inline bool wide(const struct cuda_view *matrix) {
     return matrix->scale_dtype != DTYPE_BF16;

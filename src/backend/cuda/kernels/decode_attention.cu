@@ -120,7 +120,7 @@ cudaError_t cuda_decode_qk_prep_launch(const struct cuda_op *op, const struct cu
     p.kv_heads = c->kv_heads;
     p.rope_theta = c->rope_theta;
     p.epsilon = c->epsilon;
-    return cuda_launch(decode_qk_prep, cuda_overlap(device), c->heads + 2 * c->kv_heads, 32, 0, stream, p);
+    return decode_launch(decode_qk_prep, device, 1, c->heads + 2 * c->kv_heads, 32, 0, stream, p);
 }
 
 /* ---- ATTENTION ---- */
@@ -420,10 +420,9 @@ cudaError_t cuda_decode_attention_launch(const struct cuda_op *op, const struct 
     p.sums = (float *)workspace;
     p.weights = p.sums + (uint64_t)p.heads * p.splits * SIZE;
     size_t shared_bytes = 8 * 2 * 32 * sizeof(uint4) + WARPS * GROUP * PITCH * sizeof(float);
-    cudaError_t status = cuda_launch(decode_attention, cuda_overlap(device), dim3(p.splits, c->kv_heads),
-                                     32 * WARPS, shared_bytes, stream, p);
+    cudaError_t status = decode_launch(decode_attention, device, 1, dim3(p.splits, c->kv_heads), 32 * WARPS,
+                                       shared_bytes, stream, p);
     if (status != cudaSuccess)
         return status;
-    return cuda_launch(decode_attention_combine, cuda_overlap(device), c->heads, PARTS * SIZE / 4, 0, stream,
-                       p);
+    return decode_launch(decode_attention_combine, device, 1, c->heads, PARTS * SIZE / 4, 0, stream, p);
 }

@@ -200,6 +200,6 @@ cudaError_t cuda_decode_delta_step_launch(const struct cuda_op *op, const struct
     p.channels = (uint32_t)views[9].stride;
     p.epsilon = c->epsilon;
     p.l2_epsilon = c->l2_epsilon;
-    return cuda_launch_clusters(decode_delta_step, cuda_overlap(device), CLUSTER, c->value_heads * CLUSTER,
-                                32 * WARPS, 0, stream, p);
+    return decode_launch(decode_delta_step, device, CLUSTER, c->value_heads * CLUSTER, 32 * WARPS, 0, stream,
+                         p);
 }

@@ -173,12 +173,12 @@ cudaError_t cuda_decode_gate_up_launch(const struct cuda_op *op, const struct cu
         (size_t)each * 2 * p.quads * QUAD_TILES * cuda_tile_bytes((enum dtype)matrices[0].scale_dtype);
     uint32_t threads = 32 * WARPS;
     if (wide(&matrices[0]))
-        return normalise ? cuda_launch(decode_gate_up<true, true>, cuda_overlap(device), blocks, threads,
-                                       shared_bytes, stream, p)
-                         : cuda_launch(decode_gate_up<true, false>, cuda_overlap(device), blocks, threads,
-                                       shared_bytes, stream, p);
-    return normalise ? cuda_launch(decode_gate_up<false, true>, cuda_overlap(device), blocks, threads,
-                                   shared_bytes, stream, p)
-                     : cuda_launch(decode_gate_up<false, false>, cuda_overlap(device), blocks, threads,
-                                   shared_bytes, stream, p);
+        return normalise ? decode_launch(decode_gate_up<true, true>, device, 1, blocks, threads, shared_bytes,
+                                         stream, p)
+                         : decode_launch(decode_gate_up<true, false>, device, 1, blocks, threads,
+                                         shared_bytes, stream, p);
+    return normalise ? decode_launch(decode_gate_up<false, true>, device, 1, blocks, threads, shared_bytes,
+                                     stream, p)
+                     : decode_launch(decode_gate_up<false, false>, device, 1, blocks, threads, shared_bytes,
+                                     stream, p);
 }

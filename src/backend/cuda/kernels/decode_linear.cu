@@ -208,13 +208,13 @@ static cudaError_t launch_linear(const linear_parameters &p, const struct cuda_d
                                  uint32_t blocks, size_t shared_bytes, cudaStream_t stream) {
     uint32_t threads = 32 * WARPS;
     if (p.quads > WARPS)
-        return cuda_launch(decode_linear<2, 1, WIDE_SCALES, NORMALISE>, cuda_overlap(device), blocks, threads,
-                           shared_bytes, stream, p);
+        return decode_launch(decode_linear<2, 1, WIDE_SCALES, NORMALISE>, device, 1, blocks, threads,
+                             shared_bytes, stream, p);
     if (p.batch == 1)
-        return cuda_launch(decode_linear<1, 1, WIDE_SCALES, NORMALISE>, cuda_overlap(device), blocks, threads,
-                           shared_bytes, stream, p);
-    return cuda_launch(decode_linear<1, 3, WIDE_SCALES, NORMALISE>, cuda_overlap(device), blocks, threads,
-                       shared_bytes, stream, p);
+        return decode_launch(decode_linear<1, 1, WIDE_SCALES, NORMALISE>, device, 1, blocks, threads,
+                             shared_bytes, stream, p);
+    return decode_launch(decode_linear<1, 3, WIDE_SCALES, NORMALISE>, device, 1, blocks, threads,
+                         shared_bytes, stream, p);
 }
 
 cudaError_t cuda_decode_linear_launch(const struct cuda_op *op, const struct cuda_device *device,

@@ -144,10 +144,10 @@ static cudaError_t launch_sum(sum_parameters *p, uint32_t all, const struct cuda
         (size_t)p->each * CLUSTER * QUAD_TILES * cuda_tile_bytes((enum dtype)matrix->scale_dtype);
     uint32_t threads = 32 * TURNS * p->each;
     if (wide(matrix))
-        return cuda_launch_clusters(decode_sum<EXPERTS, true>, cuda_overlap(device), CLUSTER, p->row_tiles,
-                                    threads, shared_bytes, stream, *p);
-    return cuda_launch_clusters(decode_sum<EXPERTS, false>, cuda_overlap(device), CLUSTER, p->row_tiles,
-                                threads, shared_bytes, stream, *p);
+        return decode_launch(decode_sum<EXPERTS, true>, device, CLUSTER, p->row_tiles, threads, shared_bytes,
+                             stream, *p);
+    return decode_launch(decode_sum<EXPERTS, false>, device, CLUSTER, p->row_tiles, threads, shared_bytes,
+                         stream, *p);
 }
 
 /* Whether a cluster can take `quads` columns of matrices of `rows` rows. */
