@@ -16,10 +16,6 @@ struct backend_options {
 struct device_facts {
     char name[128];
     uint64_t memory; /* bytes that weights and sessions share; 0: unknown */
-    /* Whether the matrix units of a GPU that may have some are used, and why not; "" where that is no
-     * question.
-     */
-    char tensor_operations[160];
 };
 
 struct backend;
@@ -39,6 +35,9 @@ struct backend_class {
     /* Bytes a second that the device reads from its memory, measured; 0 with an error when that fails. NULL
      * where device is. */
     double (*bandwidth)(struct calla_error *error);
+    /* One line on whether the matrix units of a GPU that may have some are used, and why not; good until the
+     * backend is closed. `failed`: they should be, but something is wrong. NULL where that is no question. */
+    const char *(*tensor_operations)(const struct backend *backend, bool *failed);
     struct backend *(*open)(const struct backend_options *options, struct calla_error *error);
     void (*close)(struct backend *backend);
     int (*threads)(const struct backend *backend);

@@ -97,17 +97,28 @@ static json_t *describe_memory(const struct calla_model_info *info, const struct
                      describe_contexts(info, asked, fixed, memory));
 }
 
-static json_t *describe_backend(const struct calla_model_info *info) {
+/* Asked of the device itself, where it is one that may have matrix units. */
+static json_t *describe_tensor_operations(const char *name, const struct policy *policy) {
+    const struct backend_class *class = backend_find(name, NULL);
+    if (class->tensor_operations == NULL)
+        return json_null();
+    struct calla_error error = {0};
+    struct backend *backend = class->open(&(struct backend_options){.policy = policy}, &error);
+    json_t *line = backend == NULL ? json_sprintf("not known: %s", error.message)
+                                   : json_string(class->tensor_operations(backend, &(bool){false}));
+    if (backend != NULL)
+        class->close(backend);
+    return line;
+}
+
+static json_t *describe_backend(const struct calla_model_info *info, const struct policy *policy) {
     json_t *features = json_array();
     const char *feature;
     for (size_t i = 0; (feature = processor_feature(i)) != NULL; i++)
         json_array_append_new(features, json_string(feature));
-    struct device_facts facts;
-    backend_device(backend_find(info->backend, NULL), &facts);
     return json_pack("{s:s, s:s, s:o, s:i, s:o}", "name", info->backend, "device", info->device,
-                     "tensor_operations",
-                     facts.tensor_operations[0] == 0 ? json_null() : json_string(facts.tensor_operations),
-                     "processors", (int)sysconf(_SC_NPROCESSORS_ONLN), "processor_features", features);
+                     "tensor_operations", describe_tensor_operations(info->backend, policy), "processors",
+                     (int)sysconf(_SC_NPROCESSORS_ONLN), "processor_features", features);
 }
 
 static json_t *describe_policies(const struct policy *policy, const char *backend) {
@@ -190,8 +201,8 @@ static json_t *describe(const struct model_flags *flags, const char *path, struc
                       "architecture", describe_architecture(&subject.config, &subject.weights), "memory",
                       describe_memory(info, &subject.weights, (uint32_t)flags->context, subject.scratch),
                       "tokenizer", describe_tokenizer(subject.model, info, &subject.config), "sampling",
-                      describe_sampling(subject.model), "backend", describe_backend(info), "policies",
-                      describe_policies(&subject.policy, info->backend));
+                      describe_sampling(subject.model), "backend", describe_backend(info, &subject.policy),
+                      "policies", describe_policies(&subject.policy, info->backend));
         if (description == NULL)
             error_set(error, CALLA_BAD_INPUT, "%s cannot be described: a name in it is not UTF-8.", path);
     }

@@ -176,8 +176,17 @@ static bool open_backend(struct calla_model *model, const struct calla_model_opt
         return false;
     struct backend_options backend_options = {.threads = options->threads, .policy = &model->policy};
     model->backend = model->class->open(&backend_options, error);
-    return model->backend != NULL &&
-           model->class->load(model->backend, &model->weights, &options->progress, error);
+    if (model->backend == NULL)
+        return false;
+    bool failed = false;
+    const char *tensors = model->class->tensor_operations != NULL
+                              ? model->class->tensor_operations(model->backend, &failed)
+                              : NULL;
+    char sentence[400];
+    snprintf(sentence, sizeof sentence, "Tensor operations of this GPU: %s.", tensors);
+    if (failed)
+        warn(model, sentence);
+    return model->class->load(model->backend, &model->weights, &options->progress, error);
 }
 
 struct calla_model *calla_model_open(const struct calla_model_options *options, struct calla_error *error) {

@@ -59,6 +59,7 @@ _Static_assert(sizeof(enum dtype) == sizeof(uint32_t) && sizeof(enum matrix_oper
 /* In the order in which they are printed. */
 static const struct choice choices[] = {
     {FIELD(dequant_in_gemm), .kind = CHOICE_SWITCH, .backends = METAL},
+    {FIELD(tensor_operations), .kind = CHOICE_SWITCH, .backends = METAL},
     {FIELD(device_routing), .kind = CHOICE_SWITCH, .backends = GPU},
     {FIELD(expert_tile), .kind = CHOICE_NUMBER, .backends = METAL, .least = 16, .most = 32,
      .power_of_two = true},
@@ -119,6 +120,7 @@ void policy_defaults(struct policy *policy, const char *backend) {
     if (bit == CPU)
         return;
     policy->dequant_in_gemm = true;
+    policy->tensor_operations = true;
     policy->device_routing = true;
     policy->kv_coalesced = true;
     policy->gqa_pack = 4;

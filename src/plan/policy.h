@@ -24,6 +24,7 @@ enum instruction_set {
 
 struct policy {
     bool dequant_in_gemm;
+    bool tensor_operations; /* matrix units are used where the GPU has them and they pass a self-test */
     bool device_routing;
     uint32_t expert_tile; /* rows a tile of the grouped matrix product: 16 or 32 */
     uint32_t delta_scan; /* 0: state kept in registers over the chunk ("register"), 1: block-wise ("block") */

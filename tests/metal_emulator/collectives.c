@@ -415,6 +415,8 @@ static enum emulator_arithmetic current_arithmetic(void) {
         return EMULATOR_ARITHMETIC_M5;
     case METAL_SUMS_SEQUENTIAL:
         return EMULATOR_ARITHMETIC_SEQUENTIAL;
+    case METAL_SUMS_WRONG:
+        return EMULATOR_ARITHMETIC_WRONG;
     default:
         return EMULATOR_ARITHMETIC_REVERSED;
     }

@@ -51,11 +51,15 @@ void metal_emulator_use(const struct metal_emulator_options *options) {
 
 static struct metal_emulator_options options_of_environment(void) {
     const char *family = getenv("CALLA_EMULATOR_FAMILY"), *checked = getenv("CALLA_EMULATOR_CHECKED"),
-               *seed = getenv("CALLA_EMULATOR_SEED");
+               *seed = getenv("CALLA_EMULATOR_SEED"), *wrong = getenv("CALLA_EMULATOR_WRONG_TENSORS"),
+               *padded = getenv("CALLA_EMULATOR_PADDED_LAYOUT");
     struct metal_emulator_options options = metal_emulator_options(family == NULL || atoi(family) >= 10);
     if (family != NULL)
         options.facts.family = (uint32_t)atoi(family);
     options.checked = checked == NULL || strcmp(checked, "0") != 0;
+    if (wrong != NULL && strcmp(wrong, "0") != 0)
+        options.sums = METAL_SUMS_WRONG;
+    options.padded_layout = padded != NULL && strcmp(padded, "0") != 0;
     options.seed = seed != NULL ? strtoull(seed, NULL, 10) : 0;
     return options;
 }
@@ -270,6 +274,12 @@ struct metal_pipeline *metal_pipeline_new(struct metal_library *library, const c
     const struct emulator_kernel *kernel = find_kernel(library, function, &unit);
     if (kernel == NULL) {
         error_set(error, CALLA_DEVICE, "There is no kernel '%s' in '%s'.", function, library->name);
+        return NULL;
+    }
+    const char *refused = library->device->options.refuse_kernel;
+    if (refused != NULL && strcmp(refused, function) == 0) {
+        error_set(error, CALLA_DEVICE, "Kernel '%s' does not compile: the emulator was told to refuse it.",
+                  function);
         return NULL;
     }
     static const enum emulator_type types[] = {[METAL_BOOL] = EMULATOR_BOOL,

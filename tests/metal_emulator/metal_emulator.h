@@ -11,10 +11,13 @@ struct metal_emulator_options {
     uint64_t seed;      /* of the order of lanes, simdgroups, threadgroups and dispatches; 0: all in order */
     int threads;        /* that run threadgroups when not checked; 0: one per processor core */
     bool padded_layout; /* cooperative tensors with another layout than an M5's, with gaps */
-    enum { METAL_SUMS_M5, METAL_SUMS_SEQUENTIAL, METAL_SUMS_REVERSED } sums; /* of matrix products */
+    /* Of matrix products. METAL_SUMS_WRONG: in tensor operations rows 8 and on are those from 0 on, as on a
+     * system with a fault. */
+    enum { METAL_SUMS_M5, METAL_SUMS_SEQUENTIAL, METAL_SUMS_REVERSED, METAL_SUMS_WRONG } sums;
     uint32_t pipeline_threads; /* maximum of every pipeline, as if kernels needed many registers; 0: 1024 */
     const char
-        *fail_kernel;      /* commands with this kernel fail, as a GPU's would that runs too long; or NULL */
+        *fail_kernel; /* commands with this kernel fail, as a GPU's would that runs too long; or NULL */
+    const char *refuse_kernel; /* of which no pipeline can be made, as if the compiler refused it; or NULL */
     uint64_t access_limit; /* loads and stores of one dispatch after which it counts as endless; 0: 2^32 */
 };
 
@@ -23,7 +26,8 @@ struct metal_emulator_options metal_emulator_options(bool tensor_operations);
 
 /* What devices opened by this thread from now on are. Before the first call: the M5, unless the environment
  * says otherwise: CALLA_EMULATOR_CHECKED=0 runs fast, CALLA_EMULATOR_SEED=N sets the seed,
- * CALLA_EMULATOR_FAMILY=N the family. */
+ * CALLA_EMULATOR_FAMILY=N the family, CALLA_EMULATOR_PADDED_LAYOUT=1 the other layout,
+ * CALLA_EMULATOR_WRONG_TENSORS=1 makes tensor operations wrong. */
 void metal_emulator_use(const struct metal_emulator_options *options);
 
 enum metal_fault_kind {

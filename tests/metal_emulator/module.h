@@ -157,7 +157,8 @@ enum emulator_layout { EMULATOR_LAYOUT_M5, EMULATOR_LAYOUT_PADDED };
 enum emulator_arithmetic {
     EMULATOR_ARITHMETIC_M5,
     EMULATOR_ARITHMETIC_SEQUENTIAL,
-    EMULATOR_ARITHMETIC_REVERSED
+    EMULATOR_ARITHMETIC_REVERSED,
+    EMULATOR_ARITHMETIC_WRONG
 };
 
 /* The emulator's functions. All but `access`, `variable` and those at the end are operations of several lanes

@@ -51,6 +51,7 @@ static void machine_open(struct machine *machine, const struct metal_emulator_op
                                         .file_count = 1,
                                         .bytes = sizeof machine->table};
     policy_defaults(&machine->policy, "metal");
+    machine->policy.tensor_operations = false; /* no self-test: it has a test of its own */
     for (int i = 0; i < 3; i++)
         machine->state[i] = (struct buffer_shape){DTYPE_F32, ROWS, VOCABULARY, "state"};
     for (int i = 0; i < 2; i++)

@@ -141,9 +141,9 @@ int main(int argc, char **argv) {
         fprintf(stderr, "metal_probe: %s\n", error.message);
     if (ok) {
         const struct metal_facts *facts = metal_device_facts(device);
-        metal_describe_tensor_operations(facts, METAL_USES_TENSOR_KERNELS, line, sizeof line);
+        metal_describe_tensor_operations(facts, NULL, line, sizeof line);
         printf("%s, %s, %s, GPU family Apple%u\ntensor operations %s\n", facts->name, facts->architecture,
-               facts->system, facts->family, line);
+               facts->system, facts->family, facts->tensor_operations ? "asked in what follows" : line);
         fill(&operands);
         if (facts->language < METAL_LANGUAGE(4, 0))
             printf("not probed: this system does not compile Metal 4\n");

@@ -20,8 +20,9 @@
 
 #define BENCH_MAX 24
 
-/* What a program of tests is also run with on Metal, beside the default policies: a list of "NAME=VALUE",
- * defined before this file is included. */
+/* What a program of tests is also run with on Metal, beside the default policies without tensor operations: a
+ * list of "NAME=VALUE NAME=VALUE ...", defined before this file is included. Each opening of a backend with
+ * tensor operations runs their self-test, which takes a while in the emulator. */
 #ifndef BENCH_METAL_POLICIES
 #define BENCH_METAL_POLICIES
 #endif
@@ -363,15 +364,25 @@ static inline int bench_run_gpu(const char *backend, const char *name, const str
         print_message("%s: not run on a GPU. %s\n", name, error.message);
         return 0;
     }
-    static const char *const policies[] = {"", BENCH_METAL_POLICIES};
+    static const char *const listed[] = {"", BENCH_METAL_POLICIES};
+    const char *const *policies = listed, *only = getenv("CALLA_TEST_POLICY");
+    size_t policy_count = strcmp(backend, "metal") == 0 ? sizeof listed / sizeof *listed : 1;
+    if (only != NULL) { /* instead of those listed */
+        policies = &only;
+        policy_count = 1;
+    }
     int failed = 0;
-    for (size_t i = 0; i < (strcmp(backend, "metal") == 0 ? sizeof policies / sizeof *policies : 1); i++) {
+    for (size_t i = 0; i < policy_count; i++) {
         bench_current = (struct bench_configuration){class, {0}, backend};
         policy_defaults(&bench_current.policy, backend);
-        if (i > 0 && !policy_set(&bench_current.policy, backend, policies[i], &error)) {
-            print_error("%s\n", error.message);
-            return failed + 1;
-        }
+        bench_current.policy.tensor_operations = false;
+        char words[128], *rest = words;
+        snprintf(words, sizeof words, "%s", policies[i]);
+        for (char *word; (word = strtok_r(rest, " ", &rest)) != NULL;)
+            if (!policy_set(&bench_current.policy, backend, word, &error)) {
+                print_error("%s\n", error.message);
+                return failed + 1;
+            }
         snprintf(title, sizeof title, "%s, %s %s", name, backend, policies[i]);
         failed += _cmocka_run_group_tests(title, tests, count, NULL, NULL);
     }

@@ -1,7 +1,9 @@
 /* Ops of as many rows as a prompt has, in the shapes that fast kernels are made for: several tiles of rows,
  * the last one partly filled, experts with many rows, few and none, a chunk that begins in the middle of the
  * cache. Samples of the results are compared with sums in double. */
-#define BENCH_METAL_POLICIES "dequant_in_gemm=off", "expert_tile=32"
+#define BENCH_METAL_POLICIES                                                                                 \
+    "dequant_in_gemm=off", "expert_tile=32", "tensor_operations=on",                                         \
+        "tensor_operations=on dequant_in_gemm=off", "tensor_operations=on expert_tile=32"
 #include "op_bench.h"
 
 static double product(const float *matrix, size_t row, size_t columns, const float *x) {

@@ -68,6 +68,9 @@ static void values_are_parsed(void **state) {
     assert_int_equal(policy.kv_dtype, DTYPE_F32);
     expect_set(&policy, "metal", "gqa_pack=1");
     assert_int_equal(policy.gqa_pack, 1);
+    assert_true(policy.tensor_operations);
+    expect_set(&policy, "metal", "tensor_operations=off");
+    assert_false(policy.tensor_operations);
     expect_set(&policy, "metal", "expert_tile=32");
     assert_int_equal(policy.expert_tile, 32);
     expect_set(&policy, "metal", "speculate=off");
@@ -89,6 +92,7 @@ static void what_is_wrong_is_refused(void **state) {
     expect_refusal("cpu", "kv_dtype=f16", "bf16 or f32");
     expect_refusal("metal", "expert_tile=24", "power of two");
     expect_refusal("metal", "delta_scan=2", "register or block");
+    expect_refusal("cuda", "tensor_operations=on", "means nothing on the backend cuda");
     expect_refusal("cpu", "kv_coalesced=on", "means nothing on the backend cpu");
     expect_refusal("reference", "gqa_pack=4", "chunk_rows");
     expect_refusal("cpu", "speculate=on", "only be off");
@@ -115,8 +119,8 @@ static void descriptions_and_assignments_agree(void **state) {
             assert_int_equal(strcmp(value, "n/a") == 0, !applies);
             applying += applies;
         }
-        assert_int_equal(count, 22);
-        static const size_t expected[] = {11, 13, 14, 20};
+        assert_int_equal(count, 23);
+        static const size_t expected[] = {11, 13, 14, 21};
         assert_int_equal(applying, expected[b]);
     }
 }

@@ -44,15 +44,15 @@ struct gemm_groups gemm_groups_place(struct workspace_places *places, const stru
     return groups;
 }
 
-/* Columns of y in a tile. */
-static uint32_t tile_columns(bool gate_up) {
-    return gate_up ? GEMM_COLUMNS / 2 : GEMM_COLUMNS;
+/* Columns of y in a tile. With simdgroup matrices, gate and up share the columns of one. */
+static uint32_t tile_columns(bool gate_up, const struct metal_encoder *encoder) {
+    return gate_up && !metal_tensors(encoder) ? GEMM_COLUMNS / 2 : GEMM_COLUMNS;
 }
 
 void encode_expert_tiles(const struct gemm_groups *groups, uint32_t out, bool gate_up,
                          struct metal_encoder *encoder) {
     const struct expert_tiles_parameters given = {groups->experts, groups->tile_rows,
-                                                  divide_up(out, tile_columns(gate_up))};
+                                                  divide_up(out, tile_columns(gate_up, encoder))};
     metal_use(encoder, "expert_tiles", NULL, 0);
     metal_bind_bytes(encoder, 0, &given, sizeof given);
     metal_bind(encoder, 1, groups->starts);
@@ -70,13 +70,17 @@ struct gemm_kernel {
     uint32_t rows; /* of a tile */
 };
 
-static struct gemm_kernel gemm_kernel(const struct gemm *gemm) {
-    static const struct gemm_kernel kernels[3] = {{"gemm_16", 16}, {"gemm_32", 32}, {"gemm_64", 64}};
+static struct gemm_kernel gemm_kernel(const struct gemm *gemm, const struct metal_encoder *encoder) {
+    static const struct gemm_kernel kernels[][3] = {
+        {{"gemm_16", 16}, {"gemm_32", 32}, {"gemm_64", 64}},
+        {{"tensor_gemm_16", 16}, {"tensor_gemm_32", 32}, {"tensor_gemm_64", 64}},
+        {{"tensor_gate_up_16", 16}, {"tensor_gate_up_32", 32}}};
     if (gemm->x->dtype == DTYPE_F32)
         return (struct gemm_kernel){"gemm_float_32", 32};
+    const struct gemm_kernel *kind = kernels[!metal_tensors(encoder) ? 0 : gemm->up == NULL ? 1 : 2];
     if (gemm->groups != NULL)
-        return kernels[gemm->groups->tile_rows / 32];
-    return kernels[gemm->x->rows > 32 && gemm->up == NULL ? 2 : 1];
+        return kind[gemm->groups->tile_rows / 32];
+    return kind[gemm->x->rows > 32 && gemm->up == NULL ? 2 : 1];
 }
 
 /* With all of W and U, or those of `experts` experts from first_expert on. */
@@ -88,7 +92,7 @@ static void launch_gemm(const struct gemm *gemm, uint32_t first_expert, uint32_t
     const struct metal_constant constants[] = {
         metal_uint(CONSTANT_KIND_A, weight_kind(gemm->matrix)), metal_bool(CONSTANT_GROUPED, groups != NULL),
         metal_bool(CONSTANT_GATE_UP, gate_up), metal_bool(CONSTANT_ACCUMULATE, gemm->accumulate)};
-    const struct gemm_kernel kernel = gemm_kernel(gemm);
+    const struct gemm_kernel kernel = gemm_kernel(gemm, encoder);
     const struct gemm_parameters given = {.rows = groups != NULL ? groups->order->columns : gemm->x->rows,
                                           .columns = gemm->x->columns,
                                           .out = y->columns,
@@ -111,7 +115,7 @@ static void launch_gemm(const struct gemm *gemm, uint32_t first_expert, uint32_t
     const struct metal_size threads = {GEMM_THREADS, 1, 1};
     if (groups == NULL) {
         metal_launch(encoder,
-                     (struct metal_size){divide_up(y->columns, tile_columns(gate_up)),
+                     (struct metal_size){divide_up(y->columns, tile_columns(gate_up, encoder)),
                                          divide_up(x.rows, kernel.rows), 1},
                      threads);
         return;

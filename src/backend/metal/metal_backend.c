@@ -65,8 +65,6 @@ static bool metal_available(struct calla_error *error) {
 static void describe(const struct metal_facts *facts, struct device_facts *out) {
     *out = (struct device_facts){.memory = facts->working_set};
     snprintf(out->name, sizeof out->name, "%.48s (%.36s)", facts->name, facts->system);
-    metal_describe_tensor_operations(facts, METAL_USES_TENSOR_KERNELS, out->tensor_operations,
-                                     sizeof out->tensor_operations);
 }
 
 static void metal_device_of(struct device_facts *facts) {
@@ -120,7 +118,10 @@ static bool measure(struct metal_backend *backend, struct metal_commands *comman
 }
 
 static double metal_bandwidth(struct calla_error *error) {
-    struct backend_options options = {.threads = 1};
+    struct policy policy;
+    policy_defaults(&policy, "metal");
+    policy.tensor_operations = false; /* of no interest here */
+    struct backend_options options = {.threads = 1, .policy = &policy};
     struct backend *base = metal_backend.open(&options, error);
     if (base == NULL)
         return 0;
@@ -156,10 +157,34 @@ static void metal_close(struct backend *base) {
     free(backend);
 }
 
-/* Without the tensor kernels a GPU that has the units does without. */
+/* Whether tensor operations are there, wanted and right; otherwise the error has the reason. */
+static bool may_use_tensors(struct metal_backend *backend, struct calla_error *error) {
+    if (!backend->policy.tensor_operations)
+        return error_set(error, CALLA_UNSUPPORTED, "the policy tensor_operations is off");
+    backend->tensor_kernels = metal_library_new(backend->device, &metal_tensor_kernels, error);
+    return backend->tensor_kernels != NULL && metal_self_test(backend, error);
+}
+
+/* Without tensor operations a GPU that has the units does without. */
 static bool load_kernels(struct metal_backend *backend, struct calla_error *error) {
+    struct calla_error obstacle = {0};
     backend->kernels = metal_library_new(backend->device, &metal_kernels, error);
-    return backend->kernels != NULL;
+    if (backend->kernels == NULL)
+        return false;
+    backend->tensors = backend->facts->tensor_operations && may_use_tensors(backend, &obstacle);
+    metal_describe_tensor_operations(backend->facts, backend->tensors ? NULL : obstacle.message,
+                                     backend->tensor_operations, sizeof backend->tensor_operations);
+    return !metal_device_lost(backend->device) ||
+           error_set(error, CALLA_DEVICE,
+                     "The GPU takes no more work after the self-test of its tensor operations (%s): try "
+                     "again with --policy tensor_operations=off.",
+                     obstacle.message);
+}
+
+static const char *metal_tensor_operations(const struct backend *base, bool *failed) {
+    const struct metal_backend *backend = (const struct metal_backend *)base;
+    *failed = backend->facts->tensor_operations && backend->policy.tensor_operations && !backend->tensors;
+    return backend->tensor_operations;
 }
 
 static struct backend *metal_open(const struct backend_options *options, struct calla_error *error) {
@@ -199,6 +224,7 @@ const struct backend_class metal_backend = {
     .device = metal_device_of,
     .free_memory = metal_free_memory,
     .bandwidth = metal_bandwidth,
+    .tensor_operations = metal_tensor_operations,
     .open = metal_open,
     .close = metal_close,
     .threads = metal_threads,

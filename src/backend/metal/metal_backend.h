@@ -112,7 +112,8 @@ struct metal_backend {
     struct metal_device *device;
     const struct metal_facts *facts;
     struct policy policy;
-    bool tensors; /* tensor operations are used */
+    bool tensors;                /* tensor operations are used */
+    char tensor_operations[320]; /* whether they are, and why not: metal_describe.h */
     struct metal_library *kernels, *tensor_kernels;
     struct metal_pipelines pipelines;
     struct metal_encoder *encoder;
@@ -149,6 +150,10 @@ bool metal_load(struct backend *base, struct weights *weights, const struct call
 
 /* metal_ops.c: the first kernel that fits an op (checked and bound), NULL where there is none. */
 const struct metal_kernel *metal_kernel_of(const struct metal_op *op, const struct metal_encoder *encoder);
+
+/* metal_self_test.c: whether tensor operations, of which the library is loaded, give what simdgroup matrices
+ * give; the error says where they do not, or do not run. Leaves no object behind, and `tensors` off. */
+bool metal_self_test(struct metal_backend *backend, struct calla_error *error);
 
 /* ---- Sessions (metal_session.c) */
 

@@ -5,14 +5,12 @@
 /* The first family with matrix units in its cores: that of the M5. */
 #define FAMILY_WITH_MATRIX_UNITS 10
 
-void metal_describe_tensor_operations(const struct metal_facts *facts, bool built, char *line, size_t size) {
-    if (facts->tensor_operations && !built)
-        snprintf(line, size,
-                 "not used: this program does not switch its kernels for them on yet, though the GPU (family "
-                 "Apple%u, %.40s) could",
-                 facts->family, facts->system);
+void metal_describe_tensor_operations(const struct metal_facts *facts, const char *obstacle, char *line,
+                                      size_t size) {
+    if (facts->tensor_operations && obstacle != NULL)
+        snprintf(line, size, "not used: %.200s; simdgroup matrices are used", obstacle);
     else if (facts->tensor_operations)
-        snprintf(line, size, "used for prompts, once they have passed a self-test (GPU family Apple%u, %s)",
+        snprintf(line, size, "used for prompts: they passed the self-test (GPU family Apple%u, %.40s)",
                  facts->family, facts->system);
     else if (facts->family < FAMILY_WITH_MATRIX_UNITS)
         snprintf(line, size,

@@ -4,12 +4,9 @@
 
 #include "backend/metal/metal_device.h"
 
-/* Whether the backend loads and tests the kernels with tensor operations (kernels/tensor_*.metal): not yet.
- */
-#define METAL_USES_TENSOR_KERNELS false
-
-/* One line on the Metal 4 tensor operations, for `calla info`: that they are used, or what is missing;
- * `built`: the program has kernels with them. */
-void metal_describe_tensor_operations(const struct metal_facts *facts, bool built, char *line, size_t size);
+/* One line on the Metal 4 tensor operations (kernels/tensor_*.metal): that they are used, or what is missing.
+ * `obstacle`: why not, where GPU and system have them; NULL when they passed their self-test. */
+void metal_describe_tensor_operations(const struct metal_facts *facts, const char *obstacle, char *line,
+                                      size_t size);
 
 #endif

@@ -11,6 +11,24 @@ constant bool grouped [[function_constant(120)]];
 // y = silu(gate x) up x; the columns of a tile are, eight by eight, of gate and of up.
 constant bool gate_up [[function_constant(121)]];
 
+// The rows that a threadgroup works on.
+struct gemm_rows {
+    uint first, count; // of y; grouped: of order, and none where W does not hold their expert
+    ulong matrix_row;  // of W, where their expert's begin
+};
+
+// Rows first .. first + most - 1 or, grouped, those of a tile.
+METAL_FUNC gemm_rows gemm_rows_of(constant gemm_parameters &given, uint4 tile, uint first, uint most) {
+    gemm_rows rows = {first, min(most, given.rows - min(first, given.rows)), 0};
+    if (grouped) {
+        uint expert = tile.x - given.first_expert;
+        rows.first = tile.y;
+        rows.count = expert < given.experts ? tile.z : 0;
+        rows.matrix_row = ulong(expert) * given.out;
+    }
+    return rows;
+}
+
 // 16 neighbouring columns of a row of W as they lie in memory.
 struct weight_piece {
     uint4 low, high;

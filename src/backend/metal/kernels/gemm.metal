@@ -83,17 +83,13 @@ kernel void gemm(constant gemm_parameters &given [[buffer(0)]], device const T *
     threadgroup uint4 memory[(Rows + GEMM_COLUMNS) * stride * sizeof(T) / 16];
     threadgroup float block_memory[GEMM_THREADS / 32 * 64];
     threadgroup T *x_tile = (threadgroup T *)memory, *w_tile = x_tile + Rows * stride;
-    uint columns = given.columns, first_row = group.y * Rows, rows = min(uint(Rows), given.rows - min(first_row, given.rows));
-    ulong matrix_row = 0;
-    if (grouped) {
-        uint4 tile = tiles[group.y];
-        uint expert = tile.x - given.first_expert;
-        if (expert >= given.experts)
-            return;
-        first_row = tile.y;
-        rows = tile.z;
-        matrix_row = ulong(expert) * given.out;
-    }
+    uint4 tile = uint4(0u);
+    if (grouped)
+        tile = tiles[group.y];
+    const gemm_rows own = gemm_rows_of(given, tile, group.y * Rows, Rows);
+    if (own.count == 0)
+        return;
+    uint columns = given.columns, first_row = own.first, rows = own.count;
     // What this thread brings: x_count elements of a row of x, 16 of a row of W.
     uint x_row = thread_index / (GEMM_THREADS / Rows), x_column = thread_index % (GEMM_THREADS / Rows) * x_count;
     uint w_row = thread_index / 2, w_column = thread_index % 2 * 16;
@@ -109,7 +105,7 @@ kernel void gemm(constant gemm_parameters &given [[buffer(0)]], device const T *
         if (w_row % 16 >= 8)
             matrix = weight_matrix{up_values, up_scales, up_biases};
     }
-    ulong w_from = (matrix_row + min(column, given.out - 1)) * columns + w_column;
+    ulong w_from = (own.matrix_row + min(column, given.out - 1)) * columns + w_column;
     threadgroup vec<T, 4> *x_to = (threadgroup vec<T, 4> *)(x_tile + x_row * stride + x_column);
     threadgroup T *w_to = w_tile + w_row * stride + w_column;
 

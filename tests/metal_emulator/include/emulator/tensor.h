@@ -373,7 +373,8 @@ template <matmul2d_descriptor D, class Scope> struct matmul2d {
         for (int i = 0; i < tile::get_capacity(); i++) {
             if (!tile::place(i, row, column))
                 continue;
-            float sum = emulator::sum_of_products(memory + (long)row * depth,
+            int from = emulator_arithmetic() == EMULATOR_ARITHMETIC_WRONG ? row % 8 : row;
+            float sum = emulator::sum_of_products(memory + (long)from * depth,
                                                   memory + (long)(D.m + column) * depth, depth);
             if constexpr (emulator::is_tensor<C>) {
                 if (row >= destination.get_extent(1) || column >= destination.get_extent(0))
