@@ -49,18 +49,25 @@ void metal_emulator_use(const struct metal_emulator_options *options) {
     is_chosen = true;
 }
 
+/* CALLA_EMULATOR_<name> as a number, or what is said instead. */
+static uint64_t of_environment(const char *name, uint64_t otherwise) {
+    char variable[64];
+    snprintf(variable, sizeof variable, "CALLA_EMULATOR_%s", name);
+    const char *text = getenv(variable);
+    return text != NULL ? strtoull(text, NULL, 10) : otherwise;
+}
+
 static struct metal_emulator_options options_of_environment(void) {
-    const char *family = getenv("CALLA_EMULATOR_FAMILY"), *checked = getenv("CALLA_EMULATOR_CHECKED"),
-               *seed = getenv("CALLA_EMULATOR_SEED"), *wrong = getenv("CALLA_EMULATOR_WRONG_TENSORS"),
-               *padded = getenv("CALLA_EMULATOR_PADDED_LAYOUT");
-    struct metal_emulator_options options = metal_emulator_options(family == NULL || atoi(family) >= 10);
-    if (family != NULL)
-        options.facts.family = (uint32_t)atoi(family);
-    options.checked = checked == NULL || strcmp(checked, "0") != 0;
-    if (wrong != NULL && strcmp(wrong, "0") != 0)
+    uint32_t family = (uint32_t)of_environment("FAMILY", 10);
+    struct metal_emulator_options options = metal_emulator_options(family >= 10);
+    options.facts.family = family;
+    options.facts.max_buffer = of_environment("MAX_BUFFER", options.facts.max_buffer);
+    options.checked = of_environment("CHECKED", 1) != 0;
+    options.padded_layout = of_environment("PADDED_LAYOUT", 0) != 0;
+    options.pipeline_threads = (uint32_t)of_environment("PIPELINE_THREADS", 0);
+    options.seed = of_environment("SEED", 0);
+    if (of_environment("WRONG_TENSORS", 0) != 0)
         options.sums = METAL_SUMS_WRONG;
-    options.padded_layout = padded != NULL && strcmp(padded, "0") != 0;
-    options.seed = seed != NULL ? strtoull(seed, NULL, 10) : 0;
     return options;
 }
 

@@ -25,9 +25,8 @@ struct metal_emulator_options {
 struct metal_emulator_options metal_emulator_options(bool tensor_operations);
 
 /* What devices opened by this thread from now on are. Before the first call: the M5, unless the environment
- * says otherwise: CALLA_EMULATOR_CHECKED=0 runs fast, CALLA_EMULATOR_SEED=N sets the seed,
- * CALLA_EMULATOR_FAMILY=N the family, CALLA_EMULATOR_PADDED_LAYOUT=1 the other layout,
- * CALLA_EMULATOR_WRONG_TENSORS=1 makes tensor operations wrong. */
+ * says otherwise: CALLA_EMULATOR_CHECKED=0 runs fast; SEED, FAMILY, MAX_BUFFER, PIPELINE_THREADS with the
+ * same beginning are numbers; PADDED_LAYOUT=1, WRONG_TENSORS=1. */
 void metal_emulator_use(const struct metal_emulator_options *options);
 
 enum metal_fault_kind {

@@ -454,6 +454,89 @@ static void memory_is_checked_first(void **unused) {
     machine_close(&machine);
 }
 
+/* Weights that no buffer holds together lie in several, and one that no buffer holds is refused. */
+static void weights_are_split(void **unused) {
+    (void)unused;
+    enum { TABLES = 5 };
+    struct metal_emulator_options options = metal_emulator_options(true);
+    options.facts.max_buffer = 40000; /* two tables of 16 KB */
+    struct machine machine;
+    machine_open(&machine, &options);
+    struct weight weights[TABLES];
+    for (uint32_t i = 0; i < TABLES; i++) { /* table i is the first from row i on */
+        weights[i] = machine.weight;
+        weights[i].rows = VOCABULARY - i;
+        weights[i].parts[0].offset = i * sizeof machine.table[0];
+        weights[i].parts[0].bytes -= i * sizeof machine.table[0];
+    }
+    machine.weights.table = (struct weight_table){.weights = weights, .count = TABLES};
+    machine_start(&machine);
+    const struct metal_backend *backend = (struct metal_backend *)machine.backend;
+    assert_int_equal(backend->weight_buffer_count, 3);
+    for (uint32_t i = 0; i < 3; i++)
+        assert_true(metal_buffer_size(backend->weight_buffers[i]) <= options.facts.max_buffer);
+    struct device_session *session = session_of(&machine);
+    const int32_t tokens[ROWS] = {0, 7, 58, 33};
+    assert_true(metal_backend.write(session, SPACE_STEP, STEP_TOKENS, 0, tokens, sizeof tokens, NULL));
+    for (uint32_t i = 0; i < TABLES; i++) {
+        struct plan plan = {.rows = ROWS};
+        plan_add(
+            &plan, OP_EMBED, 0,
+            (struct operand[]){operand(SPACE_STEP, STEP_TOKENS, DTYPE_I32, 1, ROWS, ACCESS_READ),
+                               operand(SPACE_WEIGHT, i, DTYPE_F32, VOCABULARY - i, VOCABULARY, ACCESS_READ),
+                               state(0, ACCESS_WRITE)},
+            3);
+        struct program *program = compiled(session, &plan);
+        float found[ROWS][VOCABULARY];
+        run(session, program);
+        assert_true(metal_backend.read(session, SPACE_STATE, 0, 0, found, sizeof found, NULL));
+        for (uint32_t row = 0; row < ROWS; row++)
+            assert_memory_equal(found[row], machine.table[(uint32_t)tokens[row] + i], sizeof found[row]);
+        metal_backend.program_free(program);
+    }
+    metal_backend.session_close(session);
+    machine_close(&machine);
+    options.facts.max_buffer = 16000;
+    machine_open(&machine, &options);
+    struct backend_options with = {.policy = &machine.policy};
+    struct calla_error error = {0};
+    machine.backend = metal_backend.open(&with, &error);
+    assert_non_null(machine.backend);
+    assert_false(metal_backend.load(machine.backend, &machine.weights, NULL, &error));
+    assert_int_equal(error.status, CALLA_OUT_OF_MEMORY);
+    assert_non_null(strstr(error.message, "no buffers large enough for the model's weights"));
+    machine_close(&machine);
+}
+
+/* A kernel that needs more threads than its pipeline allows, and has no other way, is refused with both. */
+static void too_few_threads_are_refused(void **unused) {
+    (void)unused;
+    struct metal_emulator_options options = metal_emulator_options(true);
+    options.pipeline_threads = 64;
+    struct machine machine;
+    machine_open(&machine, &options);
+    machine_start(&machine);
+    struct device_session *session = session_of(&machine);
+    struct operand rows = state(0, ACCESS_READ);
+    rows.columns = KV_COLUMNS;
+    struct plan plan = {.rows = ROWS};
+    plan_add(&plan, OP_KV_WRITE, 3,
+             (struct operand[]){
+                 operand(SPACE_STEP, STEP_RECORD, DTYPE_U8, 1, sizeof(struct step_record), ACCESS_READ), rows,
+                 rows, operand(SPACE_KV, 0, DTYPE_BF16, KV_ROWS, KV_COLUMNS, ACCESS_WRITE),
+                 operand(SPACE_KV, 1, DTYPE_BF16, KV_ROWS, KV_COLUMNS, ACCESS_WRITE)},
+             5);
+    struct calla_error error = {0};
+    assert_true(plan_schedule(&plan, true, &error));
+    assert_null(metal_backend.compile(session, &plan, &error));
+    assert_non_null(strstr(error.message, "layer 3"));
+    assert_non_null(strstr(error.message, "'kv_write' is launched with 128 threads"));
+    assert_non_null(strstr(error.message, "1 to 64"));
+    plan_free(&plan);
+    metal_backend.session_close(session);
+    machine_close(&machine);
+}
+
 static void fill(struct device_session *session, uint32_t first, uint32_t end, int mark) {
     for (uint32_t buffer = 0; buffer < 2; buffer++)
         for (uint32_t row = first; row < end; row++) {
@@ -527,9 +610,14 @@ static void snapshots_keep_and_share(void **unused) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tokens_are_handed_over),       cmocka_unit_test(a_step_too_many_is_undone),
-        cmocka_unit_test(a_model_undoes_its_last_step), cmocka_unit_test(command_buffers_are_cut),
-        cmocka_unit_test(a_failure_is_the_sessions),    cmocka_unit_test(memory_is_checked_first),
+        cmocka_unit_test(tokens_are_handed_over),
+        cmocka_unit_test(a_step_too_many_is_undone),
+        cmocka_unit_test(a_model_undoes_its_last_step),
+        cmocka_unit_test(command_buffers_are_cut),
+        cmocka_unit_test(a_failure_is_the_sessions),
+        cmocka_unit_test(memory_is_checked_first),
+        cmocka_unit_test(weights_are_split),
+        cmocka_unit_test(too_few_threads_are_refused),
         cmocka_unit_test(snapshots_keep_and_share),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -98,8 +98,8 @@ static void logits_agree_in_every_way(void **state) {
         print_message("way %zu: median of relative L2 errors %.2g, %u of %u likeliest tokens the same\n", way,
                       error, same, positions);
         /* These tokens mean nothing, which makes the model sensitive: the CPU's bf16 products are off by
-         * 0.039. */
-        assert_true(error < 6e-2);
+         * 0.039, those of simdgroup matrices by 0.056, tensor operations as an M5 adds them by 0.061. */
+        assert_true(error < 8e-2);
         assert_true(same >= positions * 9 / 10);
         assert_memory_equal(found, again, (size_t)positions * vocabulary * sizeof *found);
         free(found);

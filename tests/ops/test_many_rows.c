@@ -2,8 +2,7 @@
  * the last one partly filled, experts with many rows, few and none, a chunk that begins in the middle of the
  * cache. Samples of the results are compared with sums in double. */
 #define BENCH_METAL_POLICIES                                                                                 \
-    "dequant_in_gemm=off", "expert_tile=32", "tensor_operations=on",                                         \
-        "tensor_operations=on dequant_in_gemm=off", "tensor_operations=on expert_tile=32"
+    "dequant_in_gemm=off", "expert_tile=32", "tensor_operations=on", "tensor_operations=on expert_tile=32"
 #include "op_bench.h"
 
 static double product(const float *matrix, size_t row, size_t columns, const float *x) {
@@ -58,26 +57,63 @@ static void linear_of_many_rows(void **state) {
     }
 }
 
-enum { TOKENS = 150, EXPERTS = 7, CHOSEN = 3, HIDDEN = 128, WIDTH = 64, SHARED = 192 };
+/* Matrices of every kind: each alone, then all with one x. */
+static void linear_of_each_kind(void **state) {
+    (void)state;
+    enum { ROWS = 45, IN = 128, KINDS = 4 };
+    static const enum dtype kinds[KINDS] = {DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_AFFINE8};
+    static const uint32_t outs[KINDS] = {24, 72, 16, 40};
+    bool rounds = bench_current.class != &cpu_backend && bench_current.class != &reference_backend;
+    for (uint32_t round = 0; round <= KINDS; round++) {
+        struct bench bench;
+        bench_open(&bench, 20 + round);
+        struct operand x = bench_input(&bench, ROWS, IN, 1), operands[1 + 2 * KINDS] = {x};
+        uint32_t first = round < KINDS ? round : 0, count = round < KINDS ? 1 : KINDS;
+        for (uint32_t i = 0; i < count; i++) {
+            operands[1 + 2 * i] = bench_weight(&bench, kinds[first + i], outs[first + i], IN, 0.1f, 0.01f);
+            operands[2 + 2 * i] = bench_output(&bench, ROWS, outs[first + i]);
+        }
+        bench_op(&bench, OP_LINEAR, operands, 1 + 2 * count)->constants.matrix_count = count;
+        bench_run(&bench);
+        for (uint32_t i = 0; i < count; i++) {
+            /* A GPU multiplies bfloat16, but Metal not where the weights have more bits. */
+            bool precise = !rounds || (strcmp(bench_current.class->name, "metal") == 0 && first + i < 2);
+            for (uint32_t t = 0; t < ROWS; t += 3)
+                for (uint32_t o = 0; o < outs[first + i]; o++)
+                    assert_near(bench_floats(&bench, operands[2 + 2 * i])[t * outs[first + i] + o],
+                                product(bench_values(&bench, operands[1 + 2 * i]), o, IN,
+                                        bench_floats(&bench, x) + t * IN),
+                                precise ? 1e-5 : 2e-2);
+        }
+        bench_close(&bench);
+    }
+}
+
+enum { TOKENS = 150, EXPERTS = 7, CHOSEN = 3, HIDDEN = 192, WIDTH = 64, SHARED = 192 };
 
 struct experts {
     struct operand x, ids, scores, starts, order, gate, up, shared_gate, shared_up, down, shared_down;
     struct operand routed, shared, y;
 };
 
+/* Of the experts' matrices and the shared ones: gate, up, down each. */
+struct kinds {
+    enum dtype gate, up, down, shared_gate, shared_up, shared_down;
+};
+
 /* Expert 0 is among almost all rows' choices, expert 6 is never chosen. */
-static struct experts experts_open(struct bench *bench) {
+static struct experts experts_open(struct bench *bench, struct kinds kinds) {
     struct experts e = {.x = bench_input(bench, TOKENS, HIDDEN, 1),
                         .ids = bench_buffer(bench, DTYPE_I32, TOKENS, CHOSEN, ACCESS_READ | ACCESS_WRITE),
                         .scores = bench_input(bench, TOKENS, CHOSEN + 1, 0.3f),
                         .starts = bench_buffer(bench, DTYPE_I32, 1, EXPERTS + 1, ACCESS_WRITE),
                         .order = bench_buffer(bench, DTYPE_I32, 1, TOKENS * CHOSEN, ACCESS_WRITE),
-                        .gate = bench_weight(bench, DTYPE_AFFINE4, EXPERTS * WIDTH, HIDDEN, 0.1f, 0),
-                        .up = bench_weight(bench, DTYPE_AFFINE4, EXPERTS * WIDTH, HIDDEN, 0.1f, 0),
-                        .shared_gate = bench_weight(bench, DTYPE_AFFINE4, SHARED, HIDDEN, 0.1f, 0),
-                        .shared_up = bench_weight(bench, DTYPE_AFFINE4, SHARED, HIDDEN, 0.1f, 0),
-                        .down = bench_weight(bench, DTYPE_AFFINE4, EXPERTS * HIDDEN, WIDTH, 0.1f, 0),
-                        .shared_down = bench_weight(bench, DTYPE_AFFINE4, HIDDEN, SHARED, 0.1f, 0),
+                        .gate = bench_weight(bench, kinds.gate, EXPERTS * WIDTH, HIDDEN, 0.08f, 0),
+                        .up = bench_weight(bench, kinds.up, EXPERTS * WIDTH, HIDDEN, 0.08f, 0),
+                        .shared_gate = bench_weight(bench, kinds.shared_gate, SHARED, HIDDEN, 0.08f, 0),
+                        .shared_up = bench_weight(bench, kinds.shared_up, SHARED, HIDDEN, 0.08f, 0),
+                        .down = bench_weight(bench, kinds.down, EXPERTS * HIDDEN, WIDTH, 0.1f, 0),
+                        .shared_down = bench_weight(bench, kinds.shared_down, HIDDEN, SHARED, 0.1f, 0),
                         .routed = bench_output(bench, TOKENS * CHOSEN, WIDTH),
                         .shared = bench_output(bench, TOKENS, SHARED),
                         .y = bench_input(bench, TOKENS, HIDDEN, 1)};
@@ -98,11 +134,10 @@ static struct op *expert_op(struct bench *bench, enum op_kind kind, const struct
     return op;
 }
 
-static void experts_of_many_rows(void **state) {
-    (void)state;
+static void check_experts(struct kinds kinds) {
     struct bench bench;
     bench_open(&bench, 5);
-    struct experts e = experts_open(&bench);
+    struct experts e = experts_open(&bench, kinds);
     static float before[TOKENS * HIDDEN];
     memcpy(before, bench_floats(&bench, e.y), sizeof before);
     expert_op(&bench, OP_EXPERT_SORT, (struct operand[]){with_access(e.ids, ACCESS_READ), e.starts, e.order},
@@ -144,6 +179,20 @@ static void experts_of_many_rows(void **state) {
         }
     }
     bench_close(&bench);
+}
+
+static void experts_of_many_rows(void **state) {
+    (void)state;
+    check_experts((struct kinds){DTYPE_AFFINE4, DTYPE_AFFINE4, DTYPE_AFFINE4, DTYPE_AFFINE4, DTYPE_AFFINE4,
+                                 DTYPE_AFFINE4});
+}
+
+/* Gate and up of two kinds, with and without one that is not rounded. */
+static void experts_of_mixed_kinds(void **state) {
+    (void)state;
+    check_experts(
+        (struct kinds){DTYPE_AFFINE4, DTYPE_AFFINE8, DTYPE_BF16, DTYPE_BF16, DTYPE_AFFINE4, DTYPE_AFFINE8});
+    check_experts((struct kinds){DTYPE_F16, DTYPE_AFFINE4, DTYPE_F32, DTYPE_AFFINE4, DTYPE_F32, DTYPE_F16});
 }
 
 /* Two chunks, one after the other: convolution, gates' outcomes, the recurrence. */
@@ -294,10 +343,9 @@ static void attention_of_many_rows(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(linear_of_many_rows),
-        cmocka_unit_test(experts_of_many_rows),
-        cmocka_unit_test(delta_of_many_rows),
-        cmocka_unit_test(attention_of_many_rows),
+        cmocka_unit_test(linear_of_many_rows),  cmocka_unit_test(linear_of_each_kind),
+        cmocka_unit_test(experts_of_many_rows), cmocka_unit_test(experts_of_mixed_kinds),
+        cmocka_unit_test(delta_of_many_rows),   cmocka_unit_test(attention_of_many_rows),
     };
     return BENCH_RUN_TESTS(tests);
 }

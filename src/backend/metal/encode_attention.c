@@ -1,8 +1,8 @@
 /* The attention layers on the GPU: rotary positions, the KV cache, attention. */
 #include <math.h>
 
+#include "backend/metal/encode_products.h"
 #include "backend/metal/kernels/attention_parameters.h"
-#include "backend/metal/metal_encode.h"
 
 enum { SIMDGROUPS = 4, GROUP = SIMDGROUPS * METAL_SIMD_WIDTH };
 /* Function constants. */
@@ -163,8 +163,7 @@ static void encode_attention(const struct metal_op *op, struct metal_encoder *en
     metal_use(encoder, "attention", constants, 1);
     /* A sum for each dimension of a head and each simdgroup, in threadgroup memory. */
     uint32_t simdgroups = parameters.head_size <= 512 ? 8 : parameters.head_size <= 1024 ? 4 : 2;
-    uint32_t most = metal_use_limits(encoder)->max_threads / METAL_SIMD_WIDTH;
-    simdgroups = most < simdgroups ? most : simdgroups;
+    simdgroups = simdgroups_of(encoder, simdgroups);
     bind_inputs(encoder, op->operands);
     metal_bind_memory(encoder, 0, (simdgroups * parameters.head_size * 4 + 15) / 16 * 16);
     while (next_span(&parameters, 1u << 24, 1, op, encoder))
@@ -272,8 +271,7 @@ static void encode_decode(const struct metal_op *op, struct metal_encoder *encod
     metal_need(encoder, "attention_join", NULL, 0);
     constants[2] = metal_bool(DECODE_IN_PARTS, joins);
     metal_use(encoder, function, constants, 3);
-    uint32_t most = metal_use_limits(encoder)->max_threads / METAL_SIMD_WIDTH,
-             simdgroups = most < 8 ? most : 8;
+    uint32_t simdgroups = simdgroups_of(encoder, 8);
     uint64_t partial = (uint64_t)parameters.heads * parameters.parts * (256 + 2) * sizeof(float);
     bind_inputs(encoder, operands);
     metal_bind_bytes(encoder, 6, &parameters, sizeof parameters);
@@ -293,7 +291,7 @@ static void encode_decode(const struct metal_op *op, struct metal_encoder *encod
     metal_bind_part(encoder, 1, &op->workspace, 0, partial, METAL_READ);
     metal_bind_output(encoder, 2, &operands[5]);
     metal_bind_bytes(encoder, 3, &parameters, sizeof parameters);
-    metal_launch(encoder, threads(parameters.heads), threads(256));
+    metal_launch(encoder, threads(parameters.heads), threads(simdgroups_of(encoder, 8) * METAL_SIMD_WIDTH));
 }
 
 const struct metal_kernel metal_attention[] = {

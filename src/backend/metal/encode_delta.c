@@ -129,6 +129,10 @@ static bool scan_fits_128(const struct op_constants *c, const struct scan *scan)
     return c->key_size == 128 && in_fours(&scan->q) && in_fours(&scan->k) && in_fours(scan->state);
 }
 
+enum { REGISTER_THREADS = 256, BLOCK_THREADS = 128, STEP_THREADS = 256 };
+
+/* In registers, in blocks or one row a simdgroup: the policy's choice, or what the pipelines' threads allow.
+ */
 static void encode_scan(const struct op_constants *c, const struct scan *scan,
                         struct metal_encoder *encoder) {
     struct scan_parameters parameters = {.rows = scan->q.rows,
@@ -143,14 +147,19 @@ static void encode_scan(const struct op_constants *c, const struct scan *scan,
                                          .beta_stride = scan->beta->stride,
                                          .state_stride = scan->state->stride,
                                          .y_stride = scan->y->stride};
-    bool fused = scan->A_log != NULL, fast = scan_fits_128(c, scan);
-    bool blocks = fast && metal_policy(encoder)->delta_scan == 1;
-    struct metal_constant constants[] = {metal_bool(fast ? SCAN_128_GATES : SCAN_GATES, fused)};
+    bool fused = scan->A_log != NULL;
+    const struct metal_constant for_128 = metal_bool(SCAN_128_GATES, fused),
+                                any = metal_bool(SCAN_GATES, fused);
+    /* 32 rows of the state a group: four or, as matrices, eight a simdgroup. */
+    bool fits = scan_fits_128(c, scan);
+    bool registers = fits && metal_policy(encoder)->delta_scan == 0 &&
+                     metal_allows(encoder, "delta_scan_register", &for_128, 1, REGISTER_THREADS);
+    bool blocks = fits && !registers && metal_allows(encoder, "delta_scan_block", &for_128, 1, BLOCK_THREADS);
     metal_use(encoder,
-              blocks ? "delta_scan_block"
-              : fast ? "delta_scan_register"
-                     : "delta_scan",
-              constants, 1);
+              registers ? "delta_scan_register"
+              : blocks  ? "delta_scan_block"
+                        : "delta_scan",
+              registers || blocks ? &for_128 : &any, 1);
     metal_bind(encoder, 0, &scan->q);
     metal_bind(encoder, 1, &scan->k);
     metal_bind(encoder, 2, &scan->v);
@@ -161,9 +170,9 @@ static void encode_scan(const struct op_constants *c, const struct scan *scan,
     metal_bind(encoder, 7, scan->state);
     metal_bind_output(encoder, 8, scan->y);
     metal_bind_bytes(encoder, 9, &parameters, sizeof parameters);
-    if (fast) /* 32 rows of the state a group: four or, as matrices, eight a simdgroup */
+    if (registers || blocks)
         metal_launch(encoder, (struct metal_size){groups_of(c->value_size, 32), c->value_heads, 1},
-                     threads(blocks ? 128 : 256));
+                     threads(registers ? REGISTER_THREADS : BLOCK_THREADS));
     else
         metal_launch(encoder, threads(groups_of((uint64_t)c->value_heads * c->value_size, SIMDGROUPS)),
                      threads(GROUP));
@@ -190,14 +199,20 @@ const struct metal_kernel metal_delta_scan[] = {{.encode = encode_delta_scan}};
  * the next state */
 enum { STEP_STATE = 10, STEP_Y = 11, STEP_OPERANDS = 15, STEP_PARAMETERS = 15, STEP_NEXT_STATE = 16 };
 
-/* Whether heads and vectors are what the kernel is made for. */
-static bool step_fits(const struct op_constants *c, const struct metal_operand *const *operands) {
+static struct metal_constant step_constant(const struct metal_operand *const *operands) {
+    return metal_bool(STEP_CONVOLVES, operands[1] != NULL);
+}
+
+/* Whether heads, vectors and threads are what the kernel is made for. */
+static bool step_fits(const struct op_constants *c, const struct metal_operand *const *operands,
+                      const struct metal_encoder *encoder) {
     if (c->key_size != 128 || c->value_size != 128)
         return false;
     for (uint32_t i = 0; i < STEP_OPERANDS; i++)
         if (i != 0 && i != 2 && i != 3 && operands[i] != NULL && !in_fours(operands[i]))
             return false;
-    return true;
+    const struct metal_constant constant = step_constant(operands);
+    return metal_allows(encoder, "delta_step", &constant, 1, STEP_THREADS);
 }
 
 /* Operands that are NULL are not used. `next`: where the new state goes, the state's own place or another. */
@@ -211,8 +226,8 @@ static void encode_step(const struct op_constants *c, const struct metal_operand
                                          .state_stride = state->stride,
                                          .l2_epsilon = c->l2_epsilon,
                                          .epsilon = c->epsilon};
-    struct metal_constant constants[] = {metal_bool(STEP_CONVOLVES, convolves)};
-    metal_use(encoder, "delta_step", constants, 1);
+    const struct metal_constant constant = step_constant(operands);
+    metal_use(encoder, "delta_step", &constant, 1);
     struct metal_operand unused = with_access(*operands[2], ACCESS_READ); /* what is read in any case */
     for (uint32_t i = 0; i < STEP_OPERANDS; i++)
         if (i == STEP_Y)
@@ -223,7 +238,7 @@ static void encode_step(const struct op_constants *c, const struct metal_operand
             metal_bind(encoder, i, operands[i] != NULL ? operands[i] : &unused);
     metal_bind_bytes(encoder, STEP_PARAMETERS, &parameters, sizeof parameters);
     metal_bind_output(encoder, STEP_NEXT_STATE, next);
-    metal_launch(encoder, threads(c->value_heads), threads(256));
+    metal_launch(encoder, threads(c->value_heads), threads(STEP_THREADS));
 }
 
 /* a, b, A_log, dt_bias, q, k, v, z, weight, state, y of one row */
@@ -235,22 +250,14 @@ static void tail_operands(const struct metal_op *op, const struct metal_operand 
         operands[i] = found[i];
 }
 
-static bool delta_tail_at_once_fits(const struct metal_op *op, const struct metal_encoder *encoder) {
-    (void)encoder;
-    const struct metal_operand *operands[STEP_OPERANDS];
-    tail_operands(op, operands);
-    return op->operands[0].rows == 1 && step_fits(&op->op->constants, operands);
-}
-
-static void encode_delta_tail_at_once(const struct metal_op *op, struct metal_encoder *encoder) {
-    const struct metal_operand *operands[STEP_OPERANDS];
-    tail_operands(op, operands);
-    encode_step(&op->op->constants, operands, operands[STEP_STATE], encoder);
-}
-
 /* a, b, A_log, dt_bias, q, k, v, z, weight, state, y */
 static void encode_delta_tail(const struct metal_op *op, struct metal_encoder *encoder) {
-    const struct metal_operand *operands = op->operands;
+    const struct metal_operand *operands = op->operands, *step[STEP_OPERANDS];
+    tail_operands(op, step);
+    if (operands[0].rows == 1 && step_fits(&op->op->constants, step, encoder)) {
+        encode_step(&op->op->constants, step, step[STEP_STATE], encoder);
+        return;
+    }
     struct scan scan = {.q = operands[4],
                         .k = operands[5],
                         .v = operands[6],
@@ -264,8 +271,7 @@ static void encode_delta_tail(const struct metal_op *op, struct metal_encoder *e
     encode_gated_norm_of(&op->op->constants, &operands[10], &operands[7], &operands[8], encoder);
 }
 
-const struct metal_kernel metal_delta_tail[] = {
-    {.fits = delta_tail_at_once_fits, .encode = encode_delta_tail_at_once}, {.encode = encode_delta_tail}};
+const struct metal_kernel metal_delta_tail[] = {{.encode = encode_delta_tail}};
 
 /* ---- The whole of it for one token: record, qkv, a, b, taps, A_log, dt_bias, z, weight, ring, state, y */
 
@@ -275,11 +281,10 @@ static void step_operands(const struct metal_op *op, const struct metal_operand 
 }
 
 static bool delta_step_at_once_fits(const struct metal_op *op, const struct metal_encoder *encoder) {
-    (void)encoder;
     const struct metal_operand *operands[STEP_OPERANDS];
     step_operands(op, operands);
     return op->op->constants.taps == 4 && op->operands[4].stride == 4 &&
-           step_fits(&op->op->constants, operands);
+           step_fits(&op->op->constants, operands, encoder);
 }
 
 static void encode_delta_step_at_once(const struct metal_op *op, struct metal_encoder *encoder) {

@@ -2,6 +2,9 @@
 #include "backend/metal/encode_gemm.h"
 #include "backend/pair_order.h"
 
+/* Of the experts' down products at a time. */
+#define PRODUCT_BYTES ((uint64_t)64 << 20)
+
 /* ---- The router: logits of all experts and of the shared gate, [T, E+1] in the workspace; then the choice.
  * Nothing is rounded to 16 bits here: nearly equal experts would change places. */
 
@@ -15,7 +18,7 @@ static struct router_memory router_memory(const struct metal_op *op) {
     struct router_memory memory;
     const struct metal_operand *x = &op->operands[0];
     memory.logits = workspace_place(&places, DTYPE_F32, x->rows, op->op->constants.experts + 1);
-    if (gemm_fits(x, metal_after_input(op)))
+    if (gemm_fits(x))
         memory.x = workspace_place(&places, DTYPE_F32, x->rows, x->columns);
     memory.bytes = places.used;
     return memory;
@@ -62,7 +65,7 @@ static void encode_logits(const struct metal_op *op, const struct router_memory 
                                        .pairs = pairs,
                                        .count = 2,
                                        .epsilon = constants->epsilon};
-    if (gemm_fits(products.x, rest)) {
+    if (gemm_fits(products.x)) {
         encode_prepare(products.x, products.norm, products.epsilon, &memory->x, encoder);
         metal_phase(encoder);
         const struct gemm gemm = {.x = &memory->x, .matrix = &pairs[0], .y = &pairs[1]};
@@ -268,21 +271,17 @@ static void encode_down_pairs(const struct metal_op *op, struct metal_encoder *e
 
 /* ---- Many rows, expert by expert */
 
-/* starts and order follow ids, where there are any. */
-static bool sorted_fits(const struct metal_operand *x, uint32_t rows, const struct metal_operand *matrix) {
-    struct metal_operand tokens = *x;
-    tokens.rows = rows;
-    return gemm_fits(&tokens, matrix);
-}
-
-static bool same_kind(const struct metal_operand *a, const struct metal_operand *b) {
-    return weight_kind(a) == weight_kind(b);
+/* Whether x, of so many tokens, can be multiplied sorted; starts and order follow ids, where there are any.
+ */
+static bool sorted_fits(const struct metal_operand *x, uint32_t tokens) {
+    struct metal_operand rows = *x;
+    rows.rows = tokens;
+    return gemm_fits(&rows);
 }
 
 static bool linear_sorted_fits(const struct metal_op *op, const struct metal_encoder *encoder) {
     (void)encoder;
-    return op->op->operand_count == 6 &&
-           sorted_fits(&op->operands[0], op->operands[1].rows, &op->operands[4]);
+    return op->op->operand_count == 6 && sorted_fits(&op->operands[0], op->operands[1].rows);
 }
 
 struct linear_memory {
@@ -295,7 +294,7 @@ static struct linear_memory linear_memory(const struct metal_op *op, const struc
     struct workspace_places places = {&op->workspace, 0};
     const struct metal_operand *x = &op->operands[0], *ids = &op->operands[1];
     struct linear_memory memory;
-    memory.x = workspace_place(&places, DTYPE_BF16, x->rows, x->columns);
+    memory.x = workspace_place(&places, gemm_dtype(&op->operands[4], NULL), x->rows, x->columns);
     memory.groups = gemm_groups_place(&places, encoder, &op->operands[2], &op->operands[3]);
     memory.groups.pairs_of_row = x->rows == ids->rows ? ids->columns : 1;
     memory.expanded = expanded_place(&places, encoder, &op->operands[4], NULL, memory.groups.experts);
@@ -311,7 +310,7 @@ static void encode_linear_sorted(const struct metal_op *op, struct metal_encoder
     const struct linear_memory memory = linear_memory(op, encoder);
     const struct metal_operand *y = &op->operands[5];
     encode_prepare(&op->operands[0], NULL, 0, &memory.x, encoder);
-    encode_expert_tiles(&memory.groups, y->columns, false, encoder);
+    encode_expert_tiles(&memory.groups, &memory.x, y->columns, false, encoder);
     metal_phase(encoder);
     const struct gemm gemm = {.x = &memory.x,
                               .matrix = &op->operands[4],
@@ -324,9 +323,7 @@ static void encode_linear_sorted(const struct metal_op *op, struct metal_encoder
 static bool gate_up_sorted_fits(const struct metal_op *op, const struct metal_encoder *encoder) {
     (void)encoder;
     const struct metal_operand *matrices = &op->operands[op->op->operand_count - 6];
-    return matrices - metal_after_input(op) == 3 && gemm_fits(&op->operands[0], &matrices[0]) &&
-           gemm_fits(&op->operands[0], &matrices[2]) && same_kind(&matrices[0], &matrices[1]) &&
-           same_kind(&matrices[2], &matrices[3]);
+    return matrices - metal_after_input(op) == 3 && gemm_fits(&op->operands[0]);
 }
 
 struct gate_up_memory {
@@ -339,7 +336,9 @@ static struct gate_up_memory gate_up_memory(const struct metal_op *op, const str
     struct workspace_places places = {&op->workspace, 0};
     const struct metal_operand *x = &op->operands[0], *ids = metal_after_input(op), *matrices = ids + 3;
     struct gate_up_memory memory;
-    memory.x = workspace_place(&places, DTYPE_BF16, x->rows, x->columns);
+    bool precise = gemm_dtype(&matrices[0], &matrices[1]) == DTYPE_F32 ||
+                   gemm_dtype(&matrices[2], &matrices[3]) == DTYPE_F32;
+    memory.x = workspace_place(&places, precise ? DTYPE_F32 : DTYPE_BF16, x->rows, x->columns);
     memory.groups = gemm_groups_place(&places, encoder, &ids[1], &ids[2]);
     memory.groups.pairs_of_row = ids->columns;
     memory.expanded[0] = expanded_place(&places, encoder, &matrices[0], &matrices[1], memory.groups.experts);
@@ -358,7 +357,7 @@ static void encode_gate_up_sorted(const struct metal_op *op, struct metal_encode
     const struct metal_operand *matrices = metal_after_input(op) + 3, *routed = &matrices[4];
     encode_prepare(&op->operands[0], constants->normalise ? &op->operands[1] : NULL, constants->epsilon,
                    &memory.x, encoder);
-    encode_expert_tiles(&memory.groups, routed->columns, true, encoder);
+    encode_expert_tiles(&memory.groups, &memory.x, routed->columns, true, encoder);
     metal_phase(encoder);
     const struct gemm products[2] = {{.x = &memory.x,
                                       .matrix = &matrices[0],
@@ -378,25 +377,34 @@ static void encode_gate_up_sorted(const struct metal_op *op, struct metal_encode
 static bool down_sorted_fits(const struct metal_op *op, const struct metal_encoder *encoder) {
     (void)encoder;
     const struct metal_operand *routed = &op->operands[0], *shared = &op->operands[1];
-    return op->op->operand_count == 9 && sorted_fits(routed, shared->rows, &op->operands[6]) &&
-           gemm_fits(shared, &op->operands[7]);
+    return op->op->operand_count == 9 && sorted_fits(routed, shared->rows) && gemm_fits(shared);
+}
+
+/* Columns of y that are computed at a time: products of all pairs with all of y would take half a gigabyte
+ * for 8,192 rows of the full-size model. A GPU that has only small buffers gets smaller parts. */
+static uint32_t down_columns(const struct metal_op *op, const struct metal_encoder *encoder) {
+    uint64_t most = metal_facts(encoder)->max_buffer / 64;
+    uint64_t unit = (uint64_t)op->operands[0].rows * GEMM_COLUMNS * sizeof(float);
+    uint64_t units = (most < PRODUCT_BYTES ? most : PRODUCT_BYTES) / unit;
+    uint64_t columns = (units > 0 ? units : 1) * GEMM_COLUMNS;
+    return columns < op->operands[8].columns ? (uint32_t)columns : op->operands[8].columns;
 }
 
 struct down_memory {
     struct metal_operand x[2], products[2], expanded[2]; /* routed, shared */
     struct gemm_groups groups;
+    uint32_t columns;
     uint64_t bytes;
 };
 
 static struct down_memory down_memory(const struct metal_op *op, const struct metal_encoder *encoder) {
     struct workspace_places places = {&op->workspace, 0};
-    uint32_t hidden = op->operands[8].columns;
-    struct down_memory memory;
+    struct down_memory memory = {.columns = down_columns(op, encoder)};
     memory.groups = gemm_groups_place(&places, encoder, &op->operands[4], &op->operands[5]);
     for (uint32_t i = 0; i < 2; i++) {
         const struct metal_operand *x = &op->operands[i];
-        memory.x[i] = workspace_place(&places, DTYPE_BF16, x->rows, x->columns);
-        memory.products[i] = workspace_place(&places, DTYPE_F32, x->rows, hidden);
+        memory.x[i] = workspace_place(&places, gemm_dtype(&op->operands[6 + i], NULL), x->rows, x->columns);
+        memory.products[i] = workspace_place(&places, DTYPE_F32, x->rows, memory.columns);
         memory.expanded[i] =
             expanded_place(&places, encoder, &op->operands[6 + i], NULL, i == 0 ? memory.groups.experts : 0);
     }
@@ -408,26 +416,41 @@ static uint64_t down_sorted_workspace(const struct metal_op *op, const struct me
     return down_memory(op, encoder).bytes;
 }
 
-static void encode_down_sorted(const struct metal_op *op, struct metal_encoder *encoder) {
-    struct down_memory memory = down_memory(op, encoder);
-    for (uint32_t i = 0; i < 2; i++)
-        encode_prepare(&op->operands[i], NULL, 0, &memory.x[i], encoder);
-    encode_expert_tiles(&memory.groups, op->operands[8].columns, false, encoder);
-    metal_phase(encoder);
+/* Columns first .. first + count - 1 of y. */
+static void encode_down_part(const struct metal_op *op, const struct down_memory *memory, uint32_t first,
+                             uint32_t count, struct metal_encoder *encoder) {
+    struct metal_operand products[2] = {memory->products[0], memory->products[1]}, y = op->operands[8];
     for (uint32_t i = 0; i < 2; i++) {
-        const struct gemm gemm = {.x = &memory.x[i],
+        products[i].columns = count;
+        const struct gemm gemm = {.x = &memory->x[i],
                                   .matrix = &op->operands[6 + i],
-                                  .y = &memory.products[i],
-                                  .groups = i == 0 ? &memory.groups : NULL,
-                                  .expanded = &memory.expanded[i]};
+                                  .y = &products[i],
+                                  .first_out = first,
+                                  .groups = i == 0 ? &memory->groups : NULL,
+                                  .expanded = &memory->expanded[i]};
         encode_gemm(&gemm, encoder);
-        memory.products[i].access = ACCESS_READ;
+        products[i].access = ACCESS_READ;
     }
     metal_phase(encoder);
+    y.offset += sizeof(float) * first;
+    y.columns = count;
     /* What is left is what expert_combine does. */
-    const struct metal_op combine = {
-        .op = op->op, .operands = {memory.products[0], memory.products[1], op->operands[3], op->operands[8]}};
+    const struct metal_op combine = {.op = op->op,
+                                     .operands = {products[0], products[1], op->operands[3], y}};
     metal_expert_combine[0].encode(&combine, encoder);
+}
+
+static void encode_down_sorted(const struct metal_op *op, struct metal_encoder *encoder) {
+    const struct down_memory memory = down_memory(op, encoder);
+    uint32_t hidden = op->operands[8].columns;
+    for (uint32_t i = 0; i < 2; i++)
+        encode_prepare(&op->operands[i], NULL, 0, &memory.x[i], encoder);
+    encode_expert_tiles(&memory.groups, &memory.x[0], memory.columns, false, encoder);
+    for (uint32_t first = 0; first < hidden; first += memory.columns) {
+        metal_phase(encoder);
+        encode_down_part(op, &memory, first,
+                         memory.columns < hidden - first ? memory.columns : hidden - first, encoder);
+    }
 }
 
 const struct metal_kernel metal_expert_linear[] = {

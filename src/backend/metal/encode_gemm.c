@@ -7,9 +7,16 @@
 /* Function constants of kernels/gemm.h. */
 enum gemm_constant { CONSTANT_GROUPED = 120, CONSTANT_GATE_UP };
 
-bool gemm_fits(const struct metal_operand *x, const struct metal_operand *matrix) {
-    return x->rows > FEW_ROWS && x->columns % TENSOR_DEPTH == 0 &&
-           (matrix->dtype == DTYPE_AFFINE4 || matrix->dtype == DTYPE_AFFINE8 || matrix->dtype == DTYPE_BF16);
+bool gemm_fits(const struct metal_operand *x) {
+    return x->rows > FEW_ROWS && x->columns % TENSOR_DEPTH == 0;
+}
+
+static bool is_precise(const struct metal_operand *matrix) {
+    return matrix != NULL && (matrix->dtype == DTYPE_F32 || matrix->dtype == DTYPE_F16);
+}
+
+enum dtype gemm_dtype(const struct metal_operand *matrix, const struct metal_operand *up) {
+    return is_precise(matrix) || is_precise(up) ? DTYPE_F32 : DTYPE_BF16;
 }
 
 /* ---- x */
@@ -44,15 +51,20 @@ struct gemm_groups gemm_groups_place(struct workspace_places *places, const stru
     return groups;
 }
 
-/* Columns of y in a tile. With simdgroup matrices, gate and up share the columns of one. */
-static uint32_t tile_columns(bool gate_up, const struct metal_encoder *encoder) {
-    return gate_up && !metal_tensors(encoder) ? GEMM_COLUMNS / 2 : GEMM_COLUMNS;
+static bool uses_tensors(const struct metal_operand *x, const struct metal_encoder *encoder) {
+    return metal_tensors(encoder) && x->dtype == DTYPE_BF16;
 }
 
-void encode_expert_tiles(const struct gemm_groups *groups, uint32_t out, bool gate_up,
-                         struct metal_encoder *encoder) {
+/* Columns of y in a tile. With simdgroup matrices, gate and up share the columns of one. */
+static uint32_t tile_columns(const struct metal_operand *x, bool gate_up,
+                             const struct metal_encoder *encoder) {
+    return gate_up && !uses_tensors(x, encoder) ? GEMM_COLUMNS / 2 : GEMM_COLUMNS;
+}
+
+void encode_expert_tiles(const struct gemm_groups *groups, const struct metal_operand *x, uint32_t out,
+                         bool gate_up, struct metal_encoder *encoder) {
     const struct expert_tiles_parameters given = {groups->experts, groups->tile_rows,
-                                                  divide_up(out, tile_columns(gate_up, encoder))};
+                                                  divide_up(out, tile_columns(x, gate_up, encoder))};
     metal_use(encoder, "expert_tiles", NULL, 0);
     metal_bind_bytes(encoder, 0, &given, sizeof given);
     metal_bind(encoder, 1, groups->starts);
@@ -74,13 +86,16 @@ static struct gemm_kernel gemm_kernel(const struct gemm *gemm, const struct meta
     static const struct gemm_kernel kernels[][3] = {
         {{"gemm_16", 16}, {"gemm_32", 32}, {"gemm_64", 64}},
         {{"tensor_gemm_16", 16}, {"tensor_gemm_32", 32}, {"tensor_gemm_64", 64}},
-        {{"tensor_gate_up_16", 16}, {"tensor_gate_up_32", 32}}};
-    if (gemm->x->dtype == DTYPE_F32)
-        return (struct gemm_kernel){"gemm_float_32", 32};
-    const struct gemm_kernel *kind = kernels[!metal_tensors(encoder) ? 0 : gemm->up == NULL ? 1 : 2];
+        {{"tensor_gate_up_16", 16}, {"tensor_gate_up_32", 32}},
+        {{"gemm_float_16", 16}, {"gemm_float_32", 32}}};
+    bool precise = gemm->x->dtype == DTYPE_F32;
+    const struct gemm_kernel *kind = kernels[precise                           ? 3
+                                             : !uses_tensors(gemm->x, encoder) ? 0
+                                             : gemm->up == NULL                ? 1
+                                                                               : 2];
     if (gemm->groups != NULL)
         return kind[gemm->groups->tile_rows / 32];
-    return kind[gemm->x->rows > 32 && gemm->up == NULL ? 2 : 1];
+    return kind[gemm->x->rows > 32 && gemm->up == NULL && !precise ? 2 : 1];
 }
 
 /* With all of W and U, or those of `experts` experts from first_expert on. */
@@ -90,12 +105,16 @@ static void launch_gemm(const struct gemm *gemm, uint32_t first_expert, uint32_t
     bool gate_up = gemm->up != NULL;
     const struct metal_operand *y = gemm->y;
     const struct metal_constant constants[] = {
-        metal_uint(CONSTANT_KIND_A, weight_kind(gemm->matrix)), metal_bool(CONSTANT_GROUPED, groups != NULL),
-        metal_bool(CONSTANT_GATE_UP, gate_up), metal_bool(CONSTANT_ACCUMULATE, gemm->accumulate)};
+        metal_uint(CONSTANT_KIND_A, weight_kind(gemm->matrix)),
+        metal_uint(CONSTANT_KIND_B, weight_kind(gate_up ? gemm->up : gemm->matrix)),
+        metal_bool(CONSTANT_GROUPED, groups != NULL), metal_bool(CONSTANT_GATE_UP, gate_up),
+        metal_bool(CONSTANT_ACCUMULATE, gemm->accumulate)};
     const struct gemm_kernel kernel = gemm_kernel(gemm, encoder);
     const struct gemm_parameters given = {.rows = groups != NULL ? groups->order->columns : gemm->x->rows,
                                           .columns = gemm->x->columns,
                                           .out = y->columns,
+                                          .first_out = gemm->first_out,
+                                          .expert_rows = experts > 0 ? gemm->matrix->rows / experts : 0,
                                           .y_stride = y->stride,
                                           .pairs_of_row = groups != NULL ? groups->pairs_of_row : 1,
                                           .first_expert = first_expert,
@@ -115,7 +134,7 @@ static void launch_gemm(const struct gemm *gemm, uint32_t first_expert, uint32_t
     const struct metal_size threads = {GEMM_THREADS, 1, 1};
     if (groups == NULL) {
         metal_launch(encoder,
-                     (struct metal_size){divide_up(y->columns, tile_columns(gate_up, encoder)),
+                     (struct metal_size){divide_up(y->columns, tile_columns(&x, gate_up, encoder)),
                                          divide_up(x.rows, kernel.rows), 1},
                      threads);
         return;
@@ -129,8 +148,10 @@ static void launch_gemm(const struct gemm *gemm, uint32_t first_expert, uint32_t
 
 /* ---- Weights that are expanded first */
 
-static bool expands(const struct metal_operand *matrix, const struct metal_encoder *encoder) {
-    return !metal_policy(encoder)->dequant_in_gemm && matrix->dtype != DTYPE_BF16;
+static bool expands(const struct metal_operand *matrix, const struct metal_operand *up,
+                    const struct metal_encoder *encoder) {
+    bool are_bfloats = matrix->dtype == DTYPE_BF16 && (up == NULL || up->dtype == DTYPE_BF16);
+    return !metal_policy(encoder)->dequant_in_gemm && !are_bfloats && gemm_dtype(matrix, up) == DTYPE_BF16;
 }
 
 /* Rows of W that are expanded at a time: whole experts where `experts` is not 0. */
@@ -145,7 +166,7 @@ static uint32_t slab_rows(const struct metal_operand *matrix, bool gate_up, uint
 struct metal_operand expanded_place(struct workspace_places *places, const struct metal_encoder *encoder,
                                     const struct metal_operand *matrix, const struct metal_operand *up,
                                     uint32_t experts) {
-    if (!expands(matrix, encoder))
+    if (!expands(matrix, up, encoder))
         return (struct metal_operand){.rows = 0};
     uint32_t rows = slab_rows(matrix, up != NULL, experts);
     return workspace_place(places, DTYPE_BF16, up != NULL ? 2 * rows : rows, matrix->columns);
@@ -167,7 +188,8 @@ static void encode_expand(const struct metal_operand *matrix, uint32_t first,
 
 /* Slab after slab of W is expanded and multiplied. */
 static void encode_expanded(const struct gemm *gemm, struct metal_encoder *encoder) {
-    uint32_t experts = gemm->groups != NULL ? gemm->groups->experts : 0, total = gemm->matrix->rows;
+    uint32_t experts = gemm->groups != NULL ? gemm->groups->experts : 0;
+    uint32_t total = experts > 0 ? gemm->matrix->rows : gemm->y->columns;
     uint32_t rows = slab_rows(gemm->matrix, gemm->up != NULL, experts);
     for (uint32_t first = 0; first < total; first += rows) {
         struct metal_operand slabs[2] = {*gemm->expanded, *gemm->expanded}, y = *gemm->y;
@@ -175,7 +197,7 @@ static void encode_expanded(const struct gemm *gemm, struct metal_encoder *encod
         slabs[0].rows = slabs[1].rows = rows < total - first ? rows : total - first;
         slabs[1].offset += (uint64_t)slabs[0].rows * slabs[0].columns * 2;
         metal_phase(encoder); /* what was there is not needed any more */
-        encode_expand(gemm->matrix, first, &slabs[0], encoder);
+        encode_expand(gemm->matrix, experts > 0 ? first : gemm->first_out + first, &slabs[0], encoder);
         if (gemm->up != NULL)
             encode_expand(gemm->up, first, &slabs[1], encoder);
         metal_phase(encoder);
@@ -186,9 +208,11 @@ static void encode_expanded(const struct gemm *gemm, struct metal_encoder *encod
             y.offset += (uint64_t)first * sizeof(float);
             y.columns = slabs[0].rows;
             part.y = &y;
+            part.first_out = 0;
         }
-        uint32_t out = gemm->y->columns;
-        launch_gemm(&part, experts > 0 ? first / out : 0, experts > 0 ? slabs[0].rows / out : 0, encoder);
+        uint32_t expert_rows = experts > 0 ? total / experts : 1;
+        launch_gemm(&part, experts > 0 ? first / expert_rows : 0,
+                    experts > 0 ? slabs[0].rows / expert_rows : 0, encoder);
     }
 }
 

@@ -9,8 +9,12 @@
 /* With so many rows or fewer, matrices are read row by row instead. */
 #define FEW_ROWS 8
 
-/* Whether a product of x with this matrix can be tiled. */
-bool gemm_fits(const struct metal_operand *x, const struct metal_operand *matrix);
+/* Whether products of x can be tiled, with matrices of any kind. */
+bool gemm_fits(const struct metal_operand *x);
+
+/* What x is rounded to for a product with W and, unless NULL, U: BF16, or nothing (F32) where the weights are
+ * numbers of more bits. */
+enum dtype gemm_dtype(const struct metal_operand *matrix, const struct metal_operand *up);
 
 /* Which rows are multiplied with which expert's matrix. */
 struct gemm_groups {
@@ -24,8 +28,9 @@ struct gemm_groups {
 struct gemm {
     const struct metal_operand *x;      /* prepared */
     const struct metal_operand *matrix; /* W */
-    const struct metal_operand *up;     /* U, of the same kind as W, or NULL */
+    const struct metal_operand *up;     /* U, or NULL */
     const struct metal_operand *y;
+    uint32_t first_out; /* the row of W, or of each expert's, of the first column of y; without U */
     const struct gemm_groups *groups;     /* NULL: all rows with all of W */
     const struct metal_operand *expanded; /* where dequant_in_gemm is off: memory for weights */
     bool accumulate;
@@ -44,9 +49,9 @@ void encode_prepare(const struct metal_operand *x, const struct metal_operand *n
 struct gemm_groups gemm_groups_place(struct workspace_places *places, const struct metal_encoder *encoder,
                                      const struct metal_operand *starts, const struct metal_operand *order);
 
-/* The tiles of `groups`, for products with `out` columns of y. */
-void encode_expert_tiles(const struct gemm_groups *groups, uint32_t out, bool gate_up,
-                         struct metal_encoder *encoder);
+/* The tiles of `groups`, for products of x, prepared, with `out` columns of y. */
+void encode_expert_tiles(const struct gemm_groups *groups, const struct metal_operand *x, uint32_t out,
+                         bool gate_up, struct metal_encoder *encoder);
 
 /* After a phase. */
 void encode_gemm(const struct gemm *gemm, struct metal_encoder *encoder);

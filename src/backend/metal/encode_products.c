@@ -120,10 +120,7 @@ static void encode_few_rows(const struct metal_op *op, struct metal_encoder *enc
 
 static bool many_rows_fit(const struct metal_op *op, const struct metal_encoder *encoder) {
     (void)encoder;
-    for (uint32_t i = 0; i < matrix_count(op); i++)
-        if (!gemm_fits(&op->operands[0], &metal_after_input(op)[2 * i]))
-            return false;
-    return true;
+    return gemm_fits(&op->operands[0]);
 }
 
 struct many_rows_memory {
@@ -135,7 +132,11 @@ static struct many_rows_memory many_rows_memory(const struct metal_op *op,
                                                 const struct metal_encoder *encoder) {
     struct workspace_places places = {&op->workspace, 0};
     struct many_rows_memory memory;
-    memory.x = workspace_place(&places, DTYPE_BF16, op->operands[0].rows, op->operands[0].columns);
+    enum dtype dtype = DTYPE_BF16;
+    for (uint32_t i = 0; i < matrix_count(op); i++)
+        if (gemm_dtype(&metal_after_input(op)[2 * i], NULL) == DTYPE_F32)
+            dtype = DTYPE_F32;
+    memory.x = workspace_place(&places, dtype, op->operands[0].rows, op->operands[0].columns);
     /* One after the other they take the same place. */
     uint64_t used = places.used, most = used;
     for (uint32_t i = 0; i < matrix_count(op); i++) {

@@ -103,45 +103,56 @@ static bool grow(struct metal_pipelines *pipelines, struct calla_error *error) {
     return true;
 }
 
-/* The pipeline; while compiling it is made if need be. NULL after a mistake. */
-static const struct metal_pipeline *pipeline_of(struct metal_encoder *encoder, const char *function,
-                                                const struct metal_constant *constants, uint32_t count) {
-    struct metal_backend *backend = encoder->backend;
+/* The pipeline, which is made if need be. */
+static const struct metal_pipeline *make_pipeline(struct metal_backend *backend, const char *function,
+                                                  const struct metal_constant *constants, uint32_t count,
+                                                  struct calla_error *error) {
     struct metal_pipelines *pipelines = &backend->pipelines;
-    struct calla_error error = {0};
     bool tensor = strncmp(function, "tensor_", 7) == 0;
-    if (count > METAL_MAX_CONSTANTS) {
-        metal_fail(encoder, "kernel '%s' is given %u constants; at most %d can be.", function, count,
-                   METAL_MAX_CONSTANTS);
-        return NULL;
-    }
     struct metal_pipeline_entry *entry =
         pipelines->capacity > 0 ? find(pipelines, function, constants, count) : NULL;
     if (entry != NULL && entry->pipeline != NULL)
         return entry->pipeline;
-    if (encoder->commands != NULL) {
-        metal_fail(encoder, "kernel '%s' is used that was not prepared when the plan was compiled.",
-                   function);
-        return NULL;
-    }
     if (tensor && backend->tensor_kernels == NULL) {
-        metal_fail(encoder, "kernel '%s' needs tensor operations, which this GPU does not have.", function);
+        error_set(error, CALLA_UNSUPPORTED,
+                  "Metal: kernel '%s' needs tensor operations, which this GPU does not have.", function);
         return NULL;
     }
     struct metal_pipeline *made = NULL;
-    if (grow(pipelines, &error))
+    if (grow(pipelines, error))
         made = metal_pipeline_new(tensor ? backend->tensor_kernels : backend->kernels, function, constants,
-                                  count, &error);
-    if (made == NULL) {
-        keep_error(encoder, &error);
+                                  count, error);
+    if (made == NULL)
         return NULL;
-    }
     entry = find(pipelines, function, constants, count);
     *entry = (struct metal_pipeline_entry){.function = function, .count = count, .pipeline = made};
     if (count > 0)
         memcpy(entry->constants, constants, count * sizeof *constants);
     pipelines->count++;
     return made;
+}
+
+/* The same for an encoder, which has it made only while compiling. NULL after a mistake. */
+static const struct metal_pipeline *pipeline_of(struct metal_encoder *encoder, const char *function,
+                                                const struct metal_constant *constants, uint32_t count) {
+    const struct metal_pipelines *pipelines = &encoder->backend->pipelines;
+    struct calla_error error = {0};
+    if (count > METAL_MAX_CONSTANTS) {
+        metal_fail(encoder, "kernel '%s' is given %u constants; at most %d can be.", function, count,
+                   METAL_MAX_CONSTANTS);
+        return NULL;
+    }
+    if (encoder->commands != NULL &&
+        (pipelines->capacity == 0 || find(pipelines, function, constants, count)->pipeline == NULL)) {
+        metal_fail(encoder, "kernel '%s' is used that was not prepared when the plan was compiled.",
+                   function);
+        return NULL;
+    }
+    const struct metal_pipeline *pipeline =
+        make_pipeline(encoder->backend, function, constants, count, &error);
+    if (pipeline == NULL)
+        keep_error(encoder, &error);
+    return pipeline;
 }
 
 void metal_use(struct metal_encoder *encoder, const char *function, const struct metal_constant *constants,
@@ -155,6 +166,16 @@ void metal_need(struct metal_encoder *encoder, const char *function, const struc
                 uint32_t count) {
     if (encoder->commands == NULL && encoder->counts == NULL)
         pipeline_of(encoder, function, constants, count);
+}
+
+bool metal_allows(const struct metal_encoder *encoder, const char *function,
+                  const struct metal_constant *constants, uint32_t count, uint32_t threads) {
+    struct calla_error error = {0};
+    if (encoder->counts != NULL)
+        return true;
+    const struct metal_pipeline *pipeline =
+        make_pipeline(encoder->backend, function, constants, count, &error);
+    return pipeline != NULL && metal_pipeline_limits(pipeline)->max_threads >= threads;
 }
 
 const struct metal_limits *metal_use_limits(const struct metal_encoder *encoder) {

@@ -78,6 +78,10 @@ void metal_use(struct metal_encoder *encoder, const char *function, const struct
 /* Makes the pipeline while compiling, for a later metal_use of the same; does nothing at a run. */
 void metal_need(struct metal_encoder *encoder, const char *function, const struct metal_constant *constants,
                 uint32_t count);
+/* Whether the kernel may have threadgroups of so many threads, by which ways of running ops are chosen. Makes
+ * the pipeline the first time, which is while compiling: `fits` and `encode` ask the same each time. */
+bool metal_allows(const struct metal_encoder *encoder, const char *function,
+                  const struct metal_constant *constants, uint32_t count, uint32_t threads);
 /* Of the pipeline in use. Never NULL. */
 const struct metal_limits *metal_use_limits(const struct metal_encoder *encoder);
 

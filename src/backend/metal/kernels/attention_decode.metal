@@ -211,33 +211,42 @@ template [[host_name("attention_decode_1")]] [[kernel]] decltype(attention_decod
 template [[host_name("attention_decode_2")]] [[kernel]] decltype(attention_decode<2>) attention_decode<2>;
 template [[host_name("attention_decode_4")]] [[kernel]] decltype(attention_decode<4>) attention_decode<4>;
 
-// Puts the parts of a head together, at most 256 of them, and applies the gate. A threadgroup of 256 a head.
+// Puts the parts of a head together, at most 256 of them, and applies the gate. A threadgroup a head.
 kernel void attention_join(device const float *gate [[buffer(0)]], device const float *partial [[buffer(1)]],
                            device float *y [[buffer(2)]], constant attention_parameters &p [[buffer(3)]],
                            uint head [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
                            uint simdgroup [[simdgroup_index_in_threadgroup]],
-                           uint thread_index [[thread_index_in_threadgroup]]) {
-    threadgroup float weights[256], maxima[8], totals[8];
+                           uint simdgroups [[simdgroups_per_threadgroup]],
+                           uint thread_index [[thread_index_in_threadgroup]],
+                           uint threads [[threads_per_threadgroup]]) {
+    threadgroup float weights[256], maxima[DECODE_SIMDGROUPS], totals[DECODE_SIMDGROUPS];
     device const float *facts = partial + ulong(p.heads) * p.parts * DECODE_SIZE + ulong(head) * p.parts * 2;
-    bool has = thread_index < p.parts;
-    float mine = has ? facts[2 * thread_index] : ATTENTION_LEAST, highest = simd_max(mine);
+    float highest = ATTENTION_LEAST, total = 0.0f;
+    for (uint i = thread_index; i < p.parts; i += threads)
+        highest = max(highest, facts[2 * i]);
+    highest = simd_max(highest);
     if (lane == 0)
         maxima[simdgroup] = highest;
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint i = 0; i < 8; i++)
+    for (uint i = 0; i < simdgroups; i++)
         highest = max(highest, maxima[i]);
-    float weight = fast::exp(mine - highest), total = simd_sum(has ? weight * facts[2 * thread_index + 1] : 0.0f);
-    weights[thread_index] = weight;
+    for (uint i = thread_index; i < p.parts; i += threads) {
+        weights[i] = fast::exp(facts[2 * i] - highest);
+        total += weights[i] * facts[2 * i + 1];
+    }
+    total = simd_sum(total);
     if (lane == 0)
         totals[simdgroup] = total;
     threadgroup_barrier(mem_flags::mem_threadgroup);
     total = 0.0f;
-    for (uint i = 0; i < 8; i++)
+    for (uint i = 0; i < simdgroups; i++)
         total += totals[i];
-    device const float *from = partial + ulong(head) * p.parts * DECODE_SIZE + thread_index;
-    float sum = 0.0f;
-    for (uint i = 0; i < p.parts; i++)
-        sum += weights[i] * from[ulong(i) * DECODE_SIZE];
-    y[ulong(head) * p.y_stride + thread_index] =
-        sum / total / (1.0f + exp(-gate[ulong(head) * p.gate_stride + thread_index]));
+    for (uint column = thread_index; column < DECODE_SIZE; column += threads) {
+        device const float *from = partial + ulong(head) * p.parts * DECODE_SIZE + column;
+        float sum = 0.0f;
+        for (uint i = 0; i < p.parts; i++)
+            sum += weights[i] * from[ulong(i) * DECODE_SIZE];
+        y[ulong(head) * p.y_stride + column] =
+            sum / total / (1.0f + exp(-gate[ulong(head) * p.gate_stride + column]));
+    }
 }

@@ -1,6 +1,6 @@
 // Matrix products of many rows with matrices of a simdgroup, on every Apple GPU: y = x W^T. Weights become bfloat (for the
 // router float) a tile at a time in threadgroup memory, sums are float. Rows of x are prepared first: normalised where the
-// op says so, rounded, without gaps.
+// op says so, rounded, without gaps. With weights of more bits nothing is rounded: gemm_float, which the router has too.
 #include "gemm.h"
 
 // y[T, columns] = x, or rms_norm(x) * norm, as T. A threadgroup a row.
@@ -65,6 +65,20 @@ kernel void expert_tiles(constant expert_tiles_parameters &given [[buffer(0)]], 
         tiles[below + i] = uint4(expert, start + i * tile_rows, min(tile_rows, count - i * tile_rows), 0);
 }
 
+// A piece of W, or of U, which may be of another kind.
+METAL_FUNC weight_piece load_either(bool is_up, weight_matrix matrix, ulong at) {
+    if (gate_up && kind_a != kind_b && is_up)
+        return load_piece(kind_b, matrix, at);
+    return load_piece(kind_a, matrix, at);
+}
+
+template <typename T> METAL_FUNC void store_either(bool is_up, weight_piece piece, threadgroup T *to) {
+    if (gate_up && kind_a != kind_b && is_up)
+        store_piece<T>(kind_b, piece, to);
+    else
+        store_piece<T>(kind_a, piece, to);
+}
+
 // A tile of Rows by GEMM_COLUMNS. Four simdgroups side by side have 16 columns each, or with 64 rows a quarter each.
 template <typename T, uint Rows>
 kernel void gemm(constant gemm_parameters &given [[buffer(0)]], device const T *x [[buffer(1)]],
@@ -99,12 +113,15 @@ kernel void gemm(constant gemm_parameters &given [[buffer(0)]], device const T *
     device const vec<T, 4> *x_from = (device const vec<T, 4> *)(x + from_row * columns + x_column);
     weight_matrix matrix = {values, scales, biases};
     uint first_column = group.x * GEMM_COLUMNS, column = first_column + w_row;
+    const bool is_up = gate_up && w_row % 16 >= 8;
     if (gate_up) {
         first_column /= 2;
         column = first_column + w_row / 16 * 8 + w_row % 8;
-        if (w_row % 16 >= 8)
+        if (is_up)
             matrix = weight_matrix{up_values, up_scales, up_biases};
     }
+    if (first_column >= given.out) // groups are counted for the widest part of y
+        return;
     ulong w_from = (own.matrix_row + min(column, given.out - 1)) * columns + w_column;
     threadgroup vec<T, 4> *x_to = (threadgroup vec<T, 4> *)(x_tile + x_row * stride + x_column);
     threadgroup T *w_to = w_tile + w_row * stride + w_column;
@@ -117,7 +134,7 @@ kernel void gemm(constant gemm_parameters &given [[buffer(0)]], device const T *
         for (uint j = 0; j < own_columns / 8; j++)
             sums[i][j] = make_filled_simdgroup_matrix<float, 8>(0.0f);
     vec<T, 4> x_next[x_count / 4];
-    weight_piece w_next = load_piece(kind_a, matrix, w_from);
+    weight_piece w_next = load_either(is_up, matrix, w_from);
 #pragma unroll
     for (uint i = 0; i < x_count / 4; i++)
         x_next[i] = x_from[i];
@@ -125,14 +142,14 @@ kernel void gemm(constant gemm_parameters &given [[buffer(0)]], device const T *
 #pragma unroll
         for (uint i = 0; i < x_count / 4; i++)
             x_to[i] = x_next[i];
-        store_piece<T>(kind_a, w_next, w_to);
+        store_either<T>(is_up, w_next, w_to);
         threadgroup_barrier(mem_flags::mem_threadgroup);
         // What comes next is under way while this is multiplied.
         if (k + GEMM_DEPTH < columns) {
 #pragma unroll
             for (uint i = 0; i < x_count / 4; i++)
                 x_next[i] = x_from[(k + GEMM_DEPTH) / 4 + i];
-            w_next = load_piece(kind_a, matrix, w_from + k + GEMM_DEPTH);
+            w_next = load_either(is_up, matrix, w_from + k + GEMM_DEPTH);
         }
 #pragma unroll
         for (uint depth = 0; depth < GEMM_DEPTH; depth += 8) {
@@ -190,4 +207,5 @@ kernel void gemm(constant gemm_parameters &given [[buffer(0)]], device const T *
 template [[host_name("gemm_16")]] [[kernel]] decltype(gemm<bfloat, 16>) gemm<bfloat, 16>;
 template [[host_name("gemm_32")]] [[kernel]] decltype(gemm<bfloat, 32>) gemm<bfloat, 32>;
 template [[host_name("gemm_64")]] [[kernel]] decltype(gemm<bfloat, 64>) gemm<bfloat, 64>;
+template [[host_name("gemm_float_16")]] [[kernel]] decltype(gemm<float, 16>) gemm<float, 16>;
 template [[host_name("gemm_float_32")]] [[kernel]] decltype(gemm<float, 32>) gemm<float, 32>;

@@ -67,9 +67,11 @@ struct expert_sort_parameters {
 #define TENSOR_DEPTH 64 /* that of tensor operations */
 
 struct gemm_parameters {
-    uint32_t rows;    /* of y; grouped: of order */
-    uint32_t columns; /* of x and W, a multiple of GEMM_DEPTH (of TENSOR_DEPTH with tensor operations) */
-    uint32_t out;     /* rows of W, of an expert's where grouped */
+    uint32_t rows;        /* of y; grouped: of order */
+    uint32_t columns;     /* of x and W, a multiple of GEMM_DEPTH (of TENSOR_DEPTH with tensor operations) */
+    uint32_t out;         /* columns of y: rows of W, of an expert's where grouped, ... */
+    uint32_t first_out;   /* ... from this one on ... */
+    uint32_t expert_rows; /* ... of so many; grouped */
     uint32_t y_stride;
     uint32_t pairs_of_row;          /* grouped: pair p is of row p / pairs_of_row of x */
     uint32_t first_expert, experts; /* grouped: those that W holds */

@@ -29,7 +29,7 @@ kernel void tensor_gemm(constant gemm_parameters &given [[buffer(0)]], device co
     if (grouped)
         tile = tiles[group.y];
     const gemm_rows rows = gemm_rows_of(given, tile, group.y * Rows, Rows);
-    if (rows.count == 0)
+    if (rows.count == 0 || group.x * GEMM_COLUMNS >= given.out) // groups are counted for the widest part of y
         return;
     // What this thread brings: x_count elements of a row of x, 32 of a row of W and of U.
     uint x_row = thread_index / (GEMM_THREADS / Rows), x_column = thread_index % (GEMM_THREADS / Rows) * x_count;
@@ -68,7 +68,7 @@ kernel void tensor_gemm(constant gemm_parameters &given [[buffer(0)]], device co
     for (uint i = 0; i < 2; i++) {
         w_next[i] = load_piece(kind_a, matrix, w_from + 16 * i);
         if (GateUp)
-            up_next[i] = load_piece(kind_a, up, w_from + 16 * i);
+            up_next[i] = load_piece(kind_b, up, w_from + 16 * i);
     }
     for (uint k = 0; k < columns; k += TENSOR_DEPTH) {
 #pragma unroll
@@ -78,7 +78,7 @@ kernel void tensor_gemm(constant gemm_parameters &given [[buffer(0)]], device co
         for (uint i = 0; i < 2; i++) {
             store_piece<bfloat>(kind_a, w_next[i], w_to + 16 * i);
             if (GateUp)
-                store_piece<bfloat>(kind_a, up_next[i], w_to + w_size + 16 * i);
+                store_piece<bfloat>(kind_b, up_next[i], w_to + w_size + 16 * i);
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         // What comes next is under way while this is multiplied.
@@ -90,7 +90,7 @@ kernel void tensor_gemm(constant gemm_parameters &given [[buffer(0)]], device co
             for (uint i = 0; i < 2; i++) {
                 w_next[i] = load_piece(kind_a, matrix, w_from + k + TENSOR_DEPTH + 16 * i);
                 if (GateUp)
-                    up_next[i] = load_piece(kind_a, up, w_from + k + TENSOR_DEPTH + 16 * i);
+                    up_next[i] = load_piece(kind_b, up, w_from + k + TENSOR_DEPTH + 16 * i);
             }
         }
         product.run(left, right, sums);
