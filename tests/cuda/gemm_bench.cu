@@ -1,10 +1,11 @@
 /* Speed and exactness of the matrix products that read a prompt, at the full model's sizes: random weights
  * and activations, a sample of the outputs checked against plain sums, weights in rotation.
  *
- *   gemm_bench [linear] [experts]      both without one */
+ *   gemm_bench [linear] [experts] [streams]      all without one */
 #include "bench.cuh"
 
 #include "backend/cuda/kernels/prefill_gemm.cuh"
+#include "backend/cuda/kernels/prefill_stream.cuh"
 
 static uint8_t *random_tiles(uint64_t rows, uint64_t columns) {
     uint64_t tiles = rows / 16 * (columns / 64);
@@ -14,24 +15,35 @@ static uint8_t *random_tiles(uint64_t rows, uint64_t columns) {
     return data;
 }
 
-/* bf16(scale * code + bias) of an element of tiles on the host. */
-static float weight_of(const uint8_t *tiles, uint64_t columns, uint64_t row, uint64_t column) {
+/* The tiles of random_tiles, which all have the same contents. */
+static const uint8_t *host_tiles_of(const uint8_t *tiles, uint64_t rows, uint64_t columns) {
+    static std::vector<uint8_t> host;
+    uint64_t bytes = rows / 16 * (columns / 64) * 576;
+    if (host.size() < bytes)
+        host = to_host(tiles, bytes);
+    return host.data();
+}
+
+/* scale * code + bias of an element of tiles on the host, or that rounded to bf16. */
+static float weight_of(const uint8_t *tiles, uint64_t columns, uint64_t row, uint64_t column, bool rounded) {
     const uint8_t *tile = tiles + (row / 16 * (columns / 64) + column / 64) * 576;
     uint32_t g = row % 8, below = row % 16 / 8, j = column % 64 / 16, rest = column % 16;
     uint32_t lane = 4 * g + rest % 8 / 2, word = 2 * below + rest / 8, nibble = j + 4 * (rest & 1);
     uint32_t code = (*(const uint32_t *)(tile + 16 * lane + 4 * word) >> 4 * nibble) & 15;
     const __nv_bfloat16 *pair = (const __nv_bfloat16 *)(tile + 512 + 8 * g + 4 * below);
-    return __bfloat162float(__float2bfloat16(__bfloat162float(pair[0]) * code + __bfloat162float(pair[1])));
+    float weight = __bfloat162float(pair[0]) * code + __bfloat162float(pair[1]);
+    return rounded ? __bfloat162float(__float2bfloat16(weight)) : weight;
 }
 
-static double sum_of(const uint8_t *tiles, uint64_t columns, uint64_t row, const __nv_bfloat16 *x) {
+static double sum_of(const uint8_t *tiles, uint64_t columns, uint64_t row, const __nv_bfloat16 *x,
+                     bool rounded) {
     double sum = 0;
     for (uint64_t k = 0; k < columns; k++)
-        sum += (double)weight_of(tiles, columns, row, k) * __bfloat162float(x[k]);
+        sum += (double)weight_of(tiles, columns, row, k, rounded) * __bfloat162float(x[k]);
     return sum;
 }
 
-template <int CONSUMERS, int TILES, int TOKENS>
+template <int CONSUMERS, int TILES, int TOKENS, int KIND = GEMM_LINEAR>
 static void bench_linear(uint32_t features, uint32_t columns, uint32_t tokens) {
     enum { COPIES = 6 };
     uint8_t *tiles[COPIES];
@@ -46,23 +58,23 @@ static void bench_linear(uint32_t features, uint32_t columns, uint32_t tokens) {
     arguments.tokens = tokens;
     auto launch = [&](int i) {
         arguments.matrices[0].tiles = tiles[i % COPIES];
-        check(gemm_launch<GEMM_LINEAR, CONSUMERS, TILES, 576, float, TOKENS, TOKENS>(
-            arguments, multiprocessors(), CUDA_EXCLUSIVE, 0));
+        check(gemm_launch<KIND, CONSUMERS, TILES, 576, float, TOKENS, TOKENS>(arguments, multiprocessors(),
+                                                                              CUDA_EXCLUSIVE, 0));
     };
     poison(y, (uint64_t)tokens * features * 4, 0);
     launch(0);
     auto found = to_host(y, (uint64_t)tokens * features);
-    auto host_tiles = to_host(tiles[0], (uint64_t)features / 16 * (columns / 64) * 576);
+    const uint8_t *host_tiles = host_tiles_of(tiles[0], features, columns);
     auto host_x = to_host(x, (uint64_t)tokens * columns);
     struct distance distance = {};
     for (int i = 0; i < 2000; i++) {
         uint32_t t = random_below(tokens), f = random_below(features);
         distance.add(found[(uint64_t)t * features + f],
-                     sum_of(host_tiles.data(), columns, f, &host_x[(uint64_t)t * columns]));
+                     sum_of(host_tiles, columns, f, &host_x[(uint64_t)t * columns], true));
     }
     char name[96];
-    snprintf(name, sizeof name, "linear %ux%u T=%u <%d,%d,%d>", features, columns, tokens, CONSUMERS, TILES,
-             TOKENS);
+    snprintf(name, sizeof name, "%s %ux%u T=%u <%d,%d,%d>", KIND == GEMM_SPLIT ? "split" : "linear", features,
+             columns, tokens, CONSUMERS, TILES, TOKENS);
     arguments.matrices[0].accumulate = 0;
     report(name, time_of(launch), 2.0 * features * columns * tokens,
            (double)features * columns * 0.5625 + (double)tokens * (columns * 2 + features * 4), distance);
@@ -100,9 +112,10 @@ static struct routing random_routing(uint32_t tokens, uint32_t experts, uint32_t
     return r;
 }
 
-/* gate_up or down of 256 experts, 8 a token, and the shared one. */
-template <int KIND, int CONSUMERS, int TILES, int TOKENS, int... WIDTHS>
-static void bench_experts(uint32_t tokens) {
+/* gate_up or down of 256 experts, 8 a token, and the shared one; queue(arguments) launches a kernel, whose
+ * weights are rounded to bf16 or not. */
+template <int KIND, typename QUEUE>
+static void bench_experts(uint32_t tokens, const char *how, bool rounded, QUEUE queue) {
     enum { COPIES = 2, EXPERTS = 256, CHOSEN = 8 };
     uint32_t hidden = 2048, width = 512;
     uint32_t in = KIND == GEMM_GATE_UP ? hidden : width, out = KIND == GEMM_GATE_UP ? width : hidden;
@@ -130,17 +143,13 @@ static void bench_experts(uint32_t tokens) {
     auto launch = [&](int i) {
         arguments.matrices[0].tiles = tiles[i % COPIES];
         arguments.matrices[0].more = more[i % COPIES];
-        check(gemm_launch<KIND, CONSUMERS, TILES, 576, __nv_bfloat16, TOKENS, WIDTHS...>(
-            arguments, multiprocessors(), CUDA_EXCLUSIVE, 0));
+        check(queue(arguments));
     };
     poison(y, (uint64_t)pairs * out * 2, 0xff);
     poison(shared_y, (uint64_t)tokens * out * 2, 0xff);
     launch(0);
     auto found = to_host(y, (uint64_t)pairs * out), found_shared = to_host(shared_y, (uint64_t)tokens * out);
-    auto host_tiles = to_host(tiles[0], (uint64_t)EXPERTS * out / 16 * (in / 64) * 576);
-    auto host_more = to_host(more[0], (uint64_t)EXPERTS * out / 16 * (in / 64) * 576);
-    auto host_shared = to_host(shared, (uint64_t)out / 16 * (in / 64) * 576);
-    auto host_shared_more = to_host(shared_more, (uint64_t)out / 16 * (in / 64) * 576);
+    const uint8_t *host_tiles = host_tiles_of(tiles[0], (uint64_t)EXPERTS * out, in);
     auto host_x = to_host(x, (uint64_t)source_rows * in);
     struct distance distance = {};
     for (int i = 0; i < 3000; i++) {
@@ -151,10 +160,9 @@ static void bench_experts(uint32_t tokens) {
         uint32_t row = of_shared ? random_below(tokens) : pair;
         const __nv_bfloat16 *from = &host_x[(uint64_t)(of_shared ? row : row / arguments.pairs_a_row) * in];
         uint64_t matrix_row = of_shared ? f : e * out + f;
-        double sum = sum_of(of_shared ? host_shared.data() : host_tiles.data(), in, matrix_row, from);
+        double sum = sum_of(host_tiles, in, matrix_row, from, rounded);
         if (KIND == GEMM_GATE_UP)
-            sum = sum / (1 + exp(-sum)) *
-                  sum_of(of_shared ? host_shared_more.data() : host_more.data(), in, matrix_row, from);
+            sum = sum / (1 + exp(-sum)) * sum_of(host_tiles, in, matrix_row, from, rounded);
         distance.add(__bfloat162float(of_shared ? found_shared[(uint64_t)row * out + f]
                                                 : found[(uint64_t)pair * out + f]),
                      sum);
@@ -164,8 +172,7 @@ static void bench_experts(uint32_t tokens) {
     for (auto &value : found_shared)
         distance.finite &= isfinite(__bfloat162float(value));
     char name[96];
-    snprintf(name, sizeof name, "%s T=%u <%d,%d,%d>", KIND == GEMM_GATE_UP ? "gate_up" : "down", tokens,
-             CONSUMERS, TILES, TOKENS);
+    snprintf(name, sizeof name, "%s T=%u %s", KIND == GEMM_GATE_UP ? "gate_up" : "down", tokens, how);
     double matrices = KIND == GEMM_GATE_UP ? 2 : 1;
     report(name, time_of(launch), 2.0 * matrices * in * out * (pairs + tokens),
            matrices * in * out * (EXPERTS + 1) * 0.5625 + 2.0 * source_rows * in +
@@ -182,31 +189,65 @@ static void bench_experts(uint32_t tokens) {
     cudaFree(shared_y);
 }
 
+template <int KIND, int CONSUMERS, int TILES, int TOKENS, int... WIDTHS>
+static void bench_gemm(uint32_t tokens) {
+    char how[64];
+    snprintf(how, sizeof how, "<%d,%d,%d>", CONSUMERS, TILES, TOKENS);
+    bench_experts<KIND>(tokens, how, true, [](const struct gemm_arguments &arguments) {
+        return gemm_launch<KIND, CONSUMERS, TILES, 576, __nv_bfloat16, TOKENS, WIDTHS...>(
+            arguments, multiprocessors(), CUDA_EXCLUSIVE, 0);
+    });
+}
+
+template <int KIND, int WARPS, int GROUPS, int STAGES, int WIDEST, int BLOCKS>
+static void bench_stream(uint32_t tokens) {
+    char how[64];
+    typedef struct stream_shape<WARPS, GROUPS, STAGES, WIDEST, BLOCKS> shape;
+    snprintf(how, sizeof how, "stream <%d,%d,%d,%d,%d>", WARPS, GROUPS, STAGES, WIDEST, BLOCKS);
+    bench_experts<KIND>(tokens, how, false, [&](const struct gemm_arguments &arguments) {
+        if (!stream_fits<KIND, shape>(arguments, 8 * tokens, 576, multiprocessors(), 232448)) {
+            printf("%s does not fit\n", how);
+            return cudaErrorInvalidValue;
+        }
+        return stream_launch<KIND, 576, __nv_bfloat16, shape>(arguments, multiprocessors(), CUDA_EXCLUSIVE,
+                                                              0);
+    });
+}
+
 static void linear(void) {
     bench_linear<2, 2, 128>(12352, 2048, 4096);
     bench_linear<2, 2, 128>(2048, 4096, 4096);
     bench_linear<2, 2, 128>(12352, 2048, 256);
-    bench_linear<4, 1, 64>(12352, 2048, 256);
-    bench_linear<2, 1, 64>(2048, 4096, 256);
-    bench_linear<2, 1, 32>(2048, 4096, 256);
-    bench_linear<4, 1, 32>(2048, 4096, 256);
-    bench_linear<4, 1, 16>(2048, 4096, 256);
+    bench_linear<3, 1, 128>(12352, 2048, 256);
+    bench_linear<2, 1, 128>(12352, 2048, 128);
+    bench_linear<2, 1, 64>(12352, 2048, 64);
+    bench_linear<2, 1, 64>(2048, 4096, 512);
+    bench_linear<2, 1, 64, GEMM_SPLIT>(2048, 4096, 256);
+    bench_linear<4, 1, 32, GEMM_SPLIT>(2048, 4096, 128);
 }
 
 static void experts(void) {
-    bench_experts<GEMM_GATE_UP, 2, 2, 160, 32, 64, 96, 112, 128, 144, 160>(4096);
-    bench_experts<GEMM_DOWN, 2, 2, 160, 32, 64, 96, 112, 128, 144, 160>(4096);
-    bench_experts<GEMM_GATE_UP, 2, 2, 32, 16, 32>(256);
-    bench_experts<GEMM_GATE_UP, 4, 2, 32, 16, 32>(256);
-    bench_experts<GEMM_GATE_UP, 4, 2, 16, 16>(256);
-    bench_experts<GEMM_DOWN, 2, 2, 32, 16, 32>(256);
-    bench_experts<GEMM_DOWN, 4, 1, 32, 16, 32>(256);
-    bench_experts<GEMM_DOWN, 4, 2, 32, 16, 32>(256);
-    bench_experts<GEMM_GATE_UP, 4, 2, 32, 16, 32>(1000);
+    bench_gemm<GEMM_GATE_UP, 2, 2, 160, 32, 64, 96, 112, 128, 144, 160>(4096);
+    bench_gemm<GEMM_DOWN, 2, 2, 160, 32, 64, 96, 112, 128, 144, 160>(4096);
+    bench_gemm<GEMM_GATE_UP, 2, 2, 32, 16, 32>(256);
+    bench_gemm<GEMM_GATE_UP, 4, 2, 32, 16, 32>(256);
+    bench_gemm<GEMM_GATE_UP, 4, 2, 16, 16>(256);
+    bench_gemm<GEMM_DOWN, 2, 2, 32, 16, 32>(256);
+    bench_gemm<GEMM_DOWN, 4, 1, 32, 16, 32>(256);
+    bench_gemm<GEMM_DOWN, 4, 2, 32, 16, 32>(256);
+    bench_gemm<GEMM_GATE_UP, 4, 2, 32, 16, 32>(1000);
+}
+
+static void streams(void) {
+    for (uint32_t tokens : {2u, 24u, 64u, 128u, 256u, 512u, 1024u}) {
+        bench_stream<GEMM_GATE_UP, 11, 4, 2, 2, 3>(tokens);
+        bench_stream<GEMM_DOWN, 15, 4, 2, 3, 6>(tokens);
+    }
 }
 
 int main(int count, char **names) {
     run_part("linear", linear, count, names);
     run_part("experts", experts, count, names);
+    run_part("streams", streams, count, names);
     return 0;
 }

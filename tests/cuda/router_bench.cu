@@ -3,7 +3,7 @@
 
 #include "backend/cuda/kernels/prefill_router.cuh"
 
-static void bench_router(uint32_t tokens, bool normalise) {
+static void bench_router(uint32_t tokens, bool normalise, bool spread) {
     uint32_t columns = 2048, experts = 256, chosen = 8, groups = columns / 64;
     float *x = random_float((uint64_t)tokens * columns, 3), *norm = random_float(columns, 1);
     std::vector<uint8_t> codes((experts + 1) * columns);
@@ -35,7 +35,10 @@ static void bench_router(uint32_t tokens, bool normalise) {
                                          experts,
                                          chosen,
                                          1e-6f};
-    auto launch = [&](int) { check(router_launch(arguments, multiprocessors(), CUDA_EXCLUSIVE, 0)); };
+    float *logits = spread ? device_array<float>((uint64_t)tokens * (experts + 1)) : NULL;
+    auto launch = [&](int) {
+        check(router_launch(arguments, logits, multiprocessors(), CUDA_OVERLAPPING, 0));
+    };
     poison(scores, tokens * (chosen + 1) * 4, 0xff);
     launch(0);
     auto found = to_host(scores, tokens * (chosen + 1));
@@ -71,16 +74,14 @@ static void bench_router(uint32_t tokens, bool normalise) {
     for (auto value : found)
         distance.finite &= std::isfinite(value);
     char name[96];
-    snprintf(name, sizeof name, "router T=%u%s, %u misplaced of 800", tokens, normalise ? " normalised" : "",
-             wrong);
+    snprintf(name, sizeof name, "router T=%u%s%s, %u misplaced of 800", tokens,
+             normalise ? " normalised" : "", spread ? " spread" : "", wrong);
     report(name, time_of(launch), 2.0 * tokens * columns * experts, tokens * columns * 4.0, distance);
 }
 
 int main(void) {
-    bench_router(4096, true);
-    bench_router(4096, false);
-    bench_router(2000, true);
-    bench_router(256, true);
-    bench_router(3, true);
+    for (uint32_t tokens : {3u, 17u, 64u, 128u, 256u, 257u, 512u, 1000u, 2000u, 4096u})
+        for (int i = 0; i < 2; i++)
+            bench_router(tokens, tokens != 512, i == 1);
     return 0;
 }

@@ -37,7 +37,7 @@ static const struct cuda_kernel kernels[OP_KIND_COUNT][MAX_KERNELS] = {
                       {cuda_prefill_attention_fits, NULL, cuda_prefill_attention, NULL},
                       {NULL, NULL, cuda_generic_attention, NULL}},
     [OP_ROUTER] = {{cuda_decode_router_fits, NULL, cuda_decode_router_launch, NULL},
-                   {cuda_prefill_router_fits, NULL, cuda_prefill_router, NULL},
+                   {cuda_prefill_router_fits, cuda_prefill_router_workspace, cuda_prefill_router, NULL},
                    {NULL, cuda_generic_input_workspace, cuda_generic_router, NULL}},
     [OP_EXPERT_SORT] = {{cuda_host_sort_fits, NULL, cuda_host_sort, cuda_host_sort_pinned},
                         {cuda_prefill_expert_sort_fits, NULL, cuda_prefill_expert_sort, NULL},

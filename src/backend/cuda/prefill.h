@@ -14,8 +14,9 @@ bool cuda_prefill_linear_fits(const struct cuda_op *op, const struct cuda_device
 cuda_workspace cuda_prefill_linear_workspace;
 cuda_launcher cuda_prefill_linear;
 
-/* The experts: routing and sorting on any GPU, the products on Hopper. */
+/* The experts, on any GPU from 8.0 on; on Hopper products of many rows have a kernel of their own. */
 bool cuda_prefill_router_fits(const struct cuda_op *op, const struct cuda_device *device);
+cuda_workspace cuda_prefill_router_workspace;
 cuda_launcher cuda_prefill_router;
 bool cuda_prefill_expert_sort_fits(const struct cuda_op *op, const struct cuda_device *device);
 cuda_launcher cuda_prefill_expert_sort;

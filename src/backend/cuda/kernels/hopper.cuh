@@ -43,14 +43,18 @@ __device__ __forceinline__ void barrier_arrive_expecting(uint32_t barrier, uint3
 }
 
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+#define BARRIER_TEST "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+#else
+#define BARRIER_TEST "mbarrier.test_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+#endif
     asm volatile("{\n"
                  ".reg .pred done;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra again;\n"
+                 "again:\n" BARRIER_TEST "@!done bra again;\n"
                  "}\n" ::"r"(barrier),
                  "r"(parity)
                  : "memory");
+#undef BARRIER_TEST
 }
 
 /* What ordinary stores (cp.async among them) wrote to shared memory becomes visible to the matrix units. */

@@ -7,6 +7,8 @@
 
 #include <cuda_bf16.h>
 
+struct gemm_arguments;
+
 /* Whether the kernels for Hopper are in this program and this is a Hopper GPU. */
 bool prefill_on_hopper(const struct cuda_device *device);
 
@@ -28,5 +30,13 @@ static inline uint64_t prefill_rows_bytes(const struct cuda_view *x) {
 }
 cudaError_t prefill_rows(const struct cuda_view *x, const struct cuda_view *norm, float epsilon, void *memory,
                          struct cuda_view *rows, enum cuda_start start, cudaStream_t stream);
+
+/* The experts' products (enum gemm_kind: GEMM_GATE_UP or GEMM_DOWN) for few rows an expert, on any GPU
+ * from 8.0 on: prefill_stream.cuh. GEMM_DOWN writes bf16. */
+bool prefill_stream_takes(int kind, const struct gemm_arguments &arguments, uint32_t pairs,
+                          uint32_t scale_dtype, const struct cuda_device *device);
+cudaError_t prefill_stream(int kind, const struct gemm_arguments &arguments, uint32_t pairs,
+                           uint32_t out_dtype, uint32_t scale_dtype, const struct cuda_device *device,
+                           cudaStream_t stream);
 
 #endif

@@ -12,8 +12,17 @@ extern "C" bool cuda_prefill_router_fits(const struct cuda_op *op, const struct 
            op->op.constants.experts_per_token <= ROUTER_CHOSEN;
 }
 
-extern "C" cudaError_t cuda_prefill_router(const struct cuda_op *op, const struct cuda_device *device, void *,
-                                           cudaStream_t stream) {
+/* The logits, where they are computed by more blocks than choose. */
+extern "C" uint64_t cuda_prefill_router_workspace(const struct cuda_op *op,
+                                                  const struct cuda_device *device) {
+    const struct cuda_view *x = &op->views[0], *router = &op->views[op->op.constants.normalise ? 2 : 1];
+    return router_spreads(x->rows, x->columns, device->multiprocessors)
+               ? (uint64_t)x->rows * (router->rows + 1) * sizeof(float)
+               : 0;
+}
+
+extern "C" cudaError_t cuda_prefill_router(const struct cuda_op *op, const struct cuda_device *device,
+                                           void *workspace, cudaStream_t stream) {
     bool normalise = op->op.constants.normalise;
     const struct cuda_view *x = &op->views[0], *router = &op->views[normalise ? 2 : 1], *gate = router + 1;
     const struct cuda_view *ids = router + 2, *scores = router + 3;
@@ -34,7 +43,9 @@ extern "C" cudaError_t cuda_prefill_router(const struct cuda_op *op, const struc
     arguments.experts = router->rows;
     arguments.chosen = op->op.constants.experts_per_token;
     arguments.epsilon = op->op.constants.epsilon;
-    return router_launch(arguments, device->multiprocessors, cuda_overlap(device), stream);
+    bool spread = router_spreads(x->rows, x->columns, device->multiprocessors);
+    return router_launch(arguments, spread ? (float *)workspace : NULL, device->multiprocessors,
+                         cuda_overlap(device), stream);
 }
 
 #define SORT_BLOCK 256
@@ -120,10 +131,22 @@ static cudaError_t launch_tiles(const struct gemm_arguments &arguments, uint32_t
             arguments, processors, cuda_overlap(device), stream);
 }
 
+/* Whether experts have so few rows that reading the weights is what takes the time, or there is no other
+ * kernel for them. */
+static bool streams(int kind, const struct gemm_arguments &arguments, uint32_t pairs, uint32_t scale_dtype,
+                    const struct cuda_device *device) {
+    uint32_t few = kind == GEMM_GATE_UP ? 20 : 40; /* rows an expert on average; measured */
+    return (!prefill_on_hopper(device) || pairs <= few * arguments.experts) &&
+           prefill_stream_takes(kind, arguments, pairs, scale_dtype, device);
+}
+
 template <int KIND, typename OUT>
 static cudaError_t launch_experts(const struct gemm_arguments &arguments, uint32_t pairs,
                                   uint32_t scale_dtype, const struct cuda_device *device,
                                   cudaStream_t stream) {
+    if (streams(KIND, arguments, pairs, scale_dtype, device))
+        return prefill_stream(KIND, arguments, pairs, sizeof(OUT) == 2 ? DTYPE_BF16 : DTYPE_F32, scale_dtype,
+                              device, stream);
     if (scale_dtype == DTYPE_BF16)
         return launch_tiles<KIND, 576, OUT>(arguments, pairs, device, stream);
     return launch_tiles<KIND, 640, OUT>(arguments, pairs, device, stream);
@@ -144,25 +167,6 @@ static struct gate_up gate_up_of(const struct cuda_op *op) {
             &rest[8]};
 }
 
-extern "C" bool cuda_prefill_expert_gate_up_fits(const struct cuda_op *op, const struct cuda_device *device) {
-    if (op->op.operand_count != (op->op.constants.normalise ? 11 : 10))
-        return false;
-    struct gate_up v = gate_up_of(op);
-    uint32_t scales = v.gate->scale_dtype;
-    return op->op.constants.experts <= GEMM_EXPERTS && prefill_aligned(v.x) && v.x->dtype == DTYPE_F32 &&
-           prefill_matrix(v.gate, v.routed->columns) && prefill_matrix(v.up, v.routed->columns) &&
-           prefill_matrix(v.shared_gate, v.shared->columns) &&
-           prefill_matrix(v.shared_up, v.shared->columns) && v.up->scale_dtype == scales &&
-           v.shared_gate->scale_dtype == scales && v.shared_up->scale_dtype == scales &&
-           v.routed->dtype == v.shared->dtype && prefill_aligned(v.routed) && prefill_aligned(v.shared) &&
-           prefill_on_hopper(device);
-}
-
-extern "C" uint64_t cuda_prefill_expert_gate_up_workspace(const struct cuda_op *op,
-                                                          const struct cuda_device *) {
-    return prefill_rows_bytes(&op->views[0]);
-}
-
 static struct gemm_matrix expert_matrix(const struct cuda_view *tiles, const struct cuda_view *more,
                                         const struct cuda_view *x, const struct cuda_view *y) {
     struct gemm_matrix matrix = {};
@@ -176,6 +180,43 @@ static struct gemm_matrix expert_matrix(const struct cuda_view *tiles, const str
     return matrix;
 }
 
+/* What the products of OP_EXPERT_GATE_UP are, for its input x as it is to be read. */
+static struct gemm_arguments gate_up_arguments(const struct cuda_op *op, const struct cuda_view *x) {
+    struct gate_up v = gate_up_of(op);
+    struct gemm_arguments arguments = {};
+    arguments.matrices[0] = expert_matrix(v.gate, v.up, x, v.routed);
+    arguments.matrices[1] = expert_matrix(v.shared_gate, v.shared_up, x, v.shared);
+    arguments.matrix_count = 2;
+    arguments.groups = x->columns / 64;
+    arguments.shared_groups = arguments.groups;
+    arguments.tokens = x->rows;
+    arguments.starts = (const int32_t *)v.starts->data;
+    arguments.order = (const int32_t *)v.order->data;
+    arguments.experts = op->op.constants.experts;
+    arguments.pairs_a_row = op->op.constants.experts_per_token;
+    return arguments;
+}
+
+extern "C" bool cuda_prefill_expert_gate_up_fits(const struct cuda_op *op, const struct cuda_device *device) {
+    if (op->op.operand_count != (op->op.constants.normalise ? 11 : 10))
+        return false;
+    struct gate_up v = gate_up_of(op);
+    uint32_t scales = v.gate->scale_dtype;
+    return op->op.constants.experts <= GEMM_EXPERTS && prefill_aligned(v.x) && v.x->dtype == DTYPE_F32 &&
+           prefill_matrix(v.gate, v.routed->columns) && prefill_matrix(v.up, v.routed->columns) &&
+           prefill_matrix(v.shared_gate, v.shared->columns) &&
+           prefill_matrix(v.shared_up, v.shared->columns) && v.up->scale_dtype == scales &&
+           v.shared_gate->scale_dtype == scales && v.shared_up->scale_dtype == scales &&
+           v.routed->dtype == v.shared->dtype && prefill_aligned(v.routed) && prefill_aligned(v.shared) &&
+           (prefill_on_hopper(device) ||
+            streams(GEMM_GATE_UP, gate_up_arguments(op, v.x), v.routed->rows, scales, device));
+}
+
+extern "C" uint64_t cuda_prefill_expert_gate_up_workspace(const struct cuda_op *op,
+                                                          const struct cuda_device *) {
+    return prefill_rows_bytes(&op->views[0]);
+}
+
 extern "C" cudaError_t cuda_prefill_expert_gate_up(const struct cuda_op *op, const struct cuda_device *device,
                                                    void *workspace, cudaStream_t stream) {
     struct gate_up v = gate_up_of(op);
@@ -184,17 +225,7 @@ extern "C" cudaError_t cuda_prefill_expert_gate_up(const struct cuda_op *op, con
         prefill_rows(v.x, v.norm, op->op.constants.epsilon, workspace, &x, cuda_overlap(device), stream);
     if (status != cudaSuccess)
         return status;
-    struct gemm_arguments arguments = {};
-    arguments.matrices[0] = expert_matrix(v.gate, v.up, &x, v.routed);
-    arguments.matrices[1] = expert_matrix(v.shared_gate, v.shared_up, &x, v.shared);
-    arguments.matrix_count = 2;
-    arguments.groups = x.columns / 64;
-    arguments.shared_groups = arguments.groups;
-    arguments.tokens = x.rows;
-    arguments.starts = (const int32_t *)v.starts->data;
-    arguments.order = (const int32_t *)v.order->data;
-    arguments.experts = op->op.constants.experts;
-    arguments.pairs_a_row = op->op.constants.experts_per_token;
+    struct gemm_arguments arguments = gate_up_arguments(op, &x);
     if (v.routed->dtype == DTYPE_BF16)
         return launch_experts<GEMM_GATE_UP, __nv_bfloat16>(arguments, v.routed->rows, v.gate->scale_dtype,
                                                            device, stream);
@@ -232,6 +263,31 @@ __global__ static void __launch_bounds__(256)
     }
 }
 
+static uint64_t bf16_bytes(uint64_t rows, uint64_t columns) {
+    return (rows * columns * 2 + 255) / 256 * 256;
+}
+
+/* What the products of OP_EXPERT_DOWN are: from its inputs as they are to bf16 rows in `memory`. */
+static struct gemm_arguments down_arguments(const struct cuda_op *op, uint8_t *memory) {
+    const struct cuda_view *v = op->views, *y = &v[8];
+    struct cuda_view routed = *y, shared = *y;
+    routed.data = memory;
+    shared.data = memory + bf16_bytes(v[0].rows, y->columns);
+    routed.stride = shared.stride = y->columns;
+    struct gemm_arguments arguments = {};
+    arguments.matrices[0] = expert_matrix(&v[6], NULL, &v[0], &routed);
+    arguments.matrices[1] = expert_matrix(&v[7], NULL, &v[1], &shared);
+    arguments.matrix_count = 2;
+    arguments.groups = v[0].columns / 64;
+    arguments.shared_groups = v[1].columns / 64;
+    arguments.tokens = v[1].rows;
+    arguments.starts = (const int32_t *)v[4].data;
+    arguments.order = (const int32_t *)v[5].data;
+    arguments.experts = op->op.constants.experts;
+    arguments.pairs_a_row = 1;
+    return arguments;
+}
+
 extern "C" bool cuda_prefill_expert_down_fits(const struct cuda_op *op, const struct cuda_device *device) {
     if (op->op.operand_count != 9)
         return false;
@@ -240,11 +296,9 @@ extern "C" bool cuda_prefill_expert_down_fits(const struct cuda_op *op, const st
     const struct cuda_view *y = &v[8];
     return op->op.constants.experts <= GEMM_EXPERTS && prefill_aligned(routed) && prefill_aligned(shared) &&
            prefill_matrix(down, y->columns) && prefill_matrix(shared_down, y->columns) &&
-           down->scale_dtype == shared_down->scale_dtype && prefill_aligned(y) && prefill_on_hopper(device);
-}
-
-static uint64_t bf16_bytes(uint64_t rows, uint64_t columns) {
-    return (rows * columns * 2 + 255) / 256 * 256;
+           down->scale_dtype == shared_down->scale_dtype && prefill_aligned(y) &&
+           (prefill_on_hopper(device) ||
+            streams(GEMM_DOWN, down_arguments(op, NULL), routed->rows, down->scale_dtype, device));
 }
 
 extern "C" uint64_t cuda_prefill_expert_down_workspace(const struct cuda_op *op, const struct cuda_device *) {
@@ -258,36 +312,24 @@ extern "C" uint64_t cuda_prefill_expert_down_workspace(const struct cuda_op *op,
 extern "C" cudaError_t cuda_prefill_expert_down(const struct cuda_op *op, const struct cuda_device *device,
                                                 void *workspace, cudaStream_t stream) {
     const struct cuda_view *v = op->views, *scores = &v[3], *y = &v[8];
-    uint8_t *memory = (uint8_t *)workspace;
-    struct cuda_view routed, shared;
-    cudaError_t status = prefill_rows(&v[0], NULL, 0, memory, &routed, cuda_overlap(device), stream);
-    memory += prefill_rows_bytes(&v[0]);
-    if (status == cudaSuccess)
-        status = prefill_rows(&v[1], NULL, 0, memory, &shared, cuda_overlap(device), stream);
-    memory += prefill_rows_bytes(&v[1]);
+    struct gemm_arguments arguments =
+        down_arguments(op, (uint8_t *)workspace + prefill_rows_bytes(&v[0]) + prefill_rows_bytes(&v[1]));
+    cudaError_t status = cudaSuccess;
+    for (int i = 0; i < 2 && status == cudaSuccess; i++) {
+        struct cuda_view rows;
+        status = prefill_rows(&v[i], NULL, 0, (uint8_t *)workspace + (i > 0 ? prefill_rows_bytes(&v[0]) : 0),
+                              &rows, cuda_overlap(device), stream);
+        arguments.matrices[i].x = (const __nv_bfloat16 *)rows.data;
+        arguments.matrices[i].x_stride = (uint32_t)rows.stride;
+    }
     if (status != cudaSuccess)
         return status;
-    struct cuda_view of_routed = *y, of_shared = *y;
-    of_routed.data = memory;
-    of_shared.data = memory + bf16_bytes(routed.rows, y->columns);
-    of_routed.stride = of_shared.stride = y->columns;
-    struct gemm_arguments arguments = {};
-    arguments.matrices[0] = expert_matrix(&v[6], NULL, &routed, &of_routed);
-    arguments.matrices[1] = expert_matrix(&v[7], NULL, &shared, &of_shared);
-    arguments.matrix_count = 2;
-    arguments.groups = routed.columns / 64;
-    arguments.shared_groups = shared.columns / 64;
-    arguments.tokens = shared.rows;
-    arguments.starts = (const int32_t *)v[4].data;
-    arguments.order = (const int32_t *)v[5].data;
-    arguments.experts = op->op.constants.experts;
-    arguments.pairs_a_row = 1;
-    status =
-        launch_experts<GEMM_DOWN, __nv_bfloat16>(arguments, routed.rows, v[6].scale_dtype, device, stream);
+    status = launch_experts<GEMM_DOWN, __nv_bfloat16>(arguments, v[0].rows, v[6].scale_dtype, device, stream);
     if (status != cudaSuccess)
         return status;
     return cuda_launch(combine, cuda_overlap(device), y->rows, 256, 0, stream,
-                       (const __nv_bfloat16 *)of_routed.data, (const __nv_bfloat16 *)of_shared.data,
-                       (const float *)scores->data, scores->stride, (float *)y->data, y->stride,
-                       op->op.constants.experts_per_token, y->columns);
+                       (const __nv_bfloat16 *)arguments.matrices[0].y,
+                       (const __nv_bfloat16 *)arguments.matrices[1].y, (const float *)scores->data,
+                       scores->stride, (float *)y->data, y->stride, op->op.constants.experts_per_token,
+                       y->columns);
 }

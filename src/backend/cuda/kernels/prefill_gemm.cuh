@@ -12,39 +12,11 @@
 
 #include "backend/cuda/kernels/hopper.cuh"
 #include "backend/cuda/kernels/launch.cuh"
+#include "backend/cuda/kernels/prefill_product.cuh"
 #include "backend/cuda/kernels/wgmma.cuh"
 
-#include <cuda_bf16.h>
-
-#define GEMM_MATRICES 5
 #define GEMM_EXPERTS 1024 /* at most */
 #define GEMM_SHARED_LIMIT (226 * 1024)
-
-enum gemm_kind {
-    GEMM_LINEAR,  /* up to GEMM_MATRICES matrices of one x, their features as if one after the other */
-    GEMM_GATE_UP, /* matrix 0: of the experts, matrix 1: the shared expert's; y = silu(gate x) * up x */
-    GEMM_DOWN,    /* the same without gates */
-};
-
-struct gemm_matrix {
-    const uint8_t *tiles, *more; /* more: of the up matrix, GEMM_GATE_UP */
-    const __nv_bfloat16 *x;
-    void *y;
-    uint32_t features; /* of one expert: a multiple of 16 */
-    uint32_t x_stride, y_stride;
-    uint32_t first; /* features of the matrices before: set by gemm_launch */
-    uint32_t accumulate;
-};
-
-struct gemm_arguments {
-    struct gemm_matrix matrices[GEMM_MATRICES];
-    uint32_t matrix_count;
-    uint32_t features;              /* of all matrices: GEMM_LINEAR */
-    uint32_t groups, shared_groups; /* columns / 64; of the shared expert where that is another */
-    uint32_t tokens;
-    const int32_t *starts, *order; /* of the experts' pairs */
-    uint32_t experts, pairs_a_row; /* row of x = pair / pairs_a_row */
-};
 
 struct gemm_item {
     const struct gemm_matrix *matrix;
@@ -57,15 +29,20 @@ struct gemm_item {
 };
 
 template <int KIND, int CONSUMERS, int TILES, int TOKENS, int TILE_BYTES> struct gemm_shape {
-    static constexpr int features = KIND == GEMM_GATE_UP ? 64 * CONSUMERS : 64 * CONSUMERS * TILES;
-    static constexpr int slots = 4 * CONSUMERS * TILES; /* tiles of weights a stage */
-    static constexpr int token_bytes = TOKENS * 128;
+    static constexpr bool dense = KIND == GEMM_LINEAR || KIND == GEMM_SPLIT;
+    static constexpr int parts = KIND == GEMM_SPLIT ? CONSUMERS : 1; /* groups of columns a stage */
+    static constexpr int features = KIND == GEMM_GATE_UP ? 64 * CONSUMERS : 64 * CONSUMERS * TILES / parts;
+    static constexpr int slots = 4 * CONSUMERS * TILES; /* tiles of weights a stage, part after part */
+    static constexpr int token_bytes = TOKENS * 128 * parts;
     static constexpr int stage_bytes = (token_bytes + slots * TILE_BYTES + 1023) / 1024 * 1024;
-    static constexpr int head_bytes = 1024 + (KIND == GEMM_LINEAR ? 0 : GEMM_EXPERTS * 4 + 1024);
+    static constexpr int head_bytes = 1024 + (dense ? 0 : GEMM_EXPERTS * 4 + 1024);
     static constexpr int turn_bytes = 4 * CONSUMERS * 2560;
-    static constexpr int fitting = (GEMM_SHARED_LIMIT - head_bytes - turn_bytes - 1024) / stage_bytes;
+    static constexpr int sum_bytes = TILES * 64 * TOKENS * 4; /* of another warpgroup's part */
+    static constexpr int fitting =
+        (GEMM_SHARED_LIMIT - head_bytes - turn_bytes - 1024 - (parts - 1) * sum_bytes) / stage_bytes;
     static constexpr int stages = fitting < 16 ? fitting : 16;
-    static constexpr int shared_bytes = head_bytes + 1024 + stages * stage_bytes + turn_bytes;
+    static constexpr int shared_bytes =
+        head_bytes + 1024 + stages * stage_bytes + turn_bytes + (parts - 1) * sum_bytes;
 };
 
 /* Tiles of `tokens` tokens that `rows` rows take. */
@@ -127,13 +104,14 @@ __device__ __forceinline__ const struct gemm_matrix *gemm_matrix_of(const struct
 template <int KIND, int CONSUMERS, int TILES, int TOKENS, int TILE_BYTES>
 __device__ __forceinline__ bool gemm_find(const struct gemm_arguments &arguments, const uint32_t *prefix,
                                           uint32_t index, struct gemm_item *item) {
-    constexpr uint32_t features = gemm_shape<KIND, CONSUMERS, TILES, TOKENS, TILE_BYTES>::features;
+    typedef gemm_shape<KIND, CONSUMERS, TILES, TOKENS, TILE_BYTES> shape;
+    constexpr uint32_t features = shape::features;
     uint32_t token_tiles = gemm_tiles(arguments.tokens, TOKENS);
     item->groups = arguments.groups;
     item->order = NULL;
     item->expert = 0;
     item->divisor = 1;
-    if (KIND == GEMM_LINEAR) {
+    if (shape::dense) {
         item->matrix = &arguments.matrices[0];
         item->feature = index / token_tiles * features;
         if (item->feature >= arguments.features)
@@ -238,9 +216,10 @@ __device__ __forceinline__ void gemm_fetch(const struct gemm_item &item,
     uint32_t row_tiles = matrix.features / 16;
 #pragma unroll
     for (int i = 0; i < TILE_COPIES; i++) {
-        uint32_t slot = (thread + 128 * i) / PIECES, row_tile = item.feature / 16 + slot;
+        uint32_t slot = (thread + 128 * i) / PIECES, part = slot / (shape::slots / shape::parts);
+        uint32_t row_tile = item.feature / 16 + slot % (shape::slots / shape::parts);
         const uint8_t *first = matrix.tiles;
-        if (KIND == GEMM_LINEAR) {
+        if (shape::dense) {
             const struct gemm_matrix *of_slot = gemm_matrix_of(arguments, 16 * row_tile);
             first = of_slot->tiles;
             row_tile = min(row_tile - of_slot->first / 16, of_slot->features / 16 - 1);
@@ -251,11 +230,11 @@ __device__ __forceinline__ void gemm_fetch(const struct gemm_item &item,
             }
             row_tile = min(row_tile, row_tiles - 1) + item.expert * row_tiles;
         }
-        weights[i] = (const uint4 *)(first + (uint64_t)row_tile * item.groups * TILE_BYTES) +
+        weights[i] = (const uint4 *)(first + ((uint64_t)row_tile * item.groups + part) * TILE_BYTES) +
                      (thread + 128 * i) % PIECES;
     }
     uint32_t to = thread / 8 * 128 + ((piece ^ (thread / 8 & 7)) << 4);
-    for (uint32_t group = 0; group < item.groups; group++) {
+    for (uint32_t group = 0; group < item.groups; group += shape::parts) {
         barrier_wait(p->empty + 8 * p->stage, p->parity ^ 1);
         uint32_t stage = p->address + p->stage * shape::stage_bytes;
 #pragma unroll
@@ -264,11 +243,13 @@ __device__ __forceinline__ void gemm_fetch(const struct gemm_item &item,
                 copy_async_16(stage + shape::token_bytes + (thread + 128 * i) * 16,
                               weights[i] + group * PIECES);
 #pragma unroll
-        for (int i = 0; i < ROW_COPIES; i++)
-            if (16 * i < item.rows)
-                copy_async_16(stage + to + 2048 * i, x + rows[i]);
+        for (int part = 0; part < shape::parts; part++)
+#pragma unroll
+            for (int i = 0; i < ROW_COPIES; i++)
+                if (16 * i < item.rows)
+                    copy_async_16(stage + part * TOKENS * 128 + to + 2048 * i, x + rows[i] + 8 * part);
         barrier_arrive_after_copies(p->full + 8 * p->stage);
-        x += 8;
+        x += 8 * shape::parts;
         gemm_next<shape::stages>(p);
     }
 }
@@ -350,6 +331,41 @@ template <typename OUT> struct gemm_pieces {
     }
 };
 
+/* Sums of the parts of the columns that the warpgroups have, in rising order, in the first of them; false in
+ * the others. */
+template <int CONSUMERS, int TILES, int N>
+__device__ __forceinline__ bool gemm_add_parts(float (&sums)[TILES][N / 2], uint32_t memory,
+                                               uint32_t warpgroup) {
+    uint32_t thread = memory + threadIdx.x % 128 * 4;
+    asm volatile("bar.sync 1, %0;" ::"n"(128 * CONSUMERS) : "memory"); /* the first has read those before */
+    if (warpgroup > 0)
+#pragma unroll
+        for (int i = 0; i < TILES; i++)
+#pragma unroll
+            for (int j = 0; j < N / 2; j++)
+                asm volatile("st.shared.f32 [%0], %1;" ::"r"(
+                                 thread + (((warpgroup - 1) * TILES + i) * (N / 2) + j) * 512),
+                             "f"(sums[i][j])
+                             : "memory");
+    asm volatile("bar.sync 1, %0;" ::"n"(128 * CONSUMERS) : "memory");
+    if (warpgroup > 0)
+        return false;
+#pragma unroll
+    for (int part = 0; part + 1 < CONSUMERS; part++)
+#pragma unroll
+        for (int i = 0; i < TILES; i++)
+#pragma unroll
+            for (int j = 0; j < N / 2; j++) {
+                float sum;
+                asm volatile("ld.shared.f32 %0, [%1];"
+                             : "=f"(sum)
+                             : "r"(thread + ((part * TILES + i) * (N / 2) + j) * 512)
+                             : "memory");
+                sums[i][j] += sum;
+            }
+    return true;
+}
+
 /* A computing warpgroup's part of an item of at most N tokens. */
 template <int KIND, int CONSUMERS, int TILES, int TOKENS, int TILE_BYTES, typename OUT, int N>
 __device__ __forceinline__ void
@@ -363,25 +379,26 @@ gemm_compute(const struct gemm_item &item, const struct gemm_arguments &argument
         for (int j = 0; j < N / 2; j++)
             sums[i][j] = 0;
     uint32_t a[2][16];
-    uint32_t previous = 0;
+    uint32_t previous = 0, steps = item.groups / shape::parts;
 #pragma unroll 2
-    for (uint32_t group = 0; group < item.groups; group++) {
+    for (uint32_t step = 0; step < steps; step++) {
         barrier_wait(p->full + 8 * p->stage, p->parity);
         fence_for_matrix_units();
-        uint64_t b = matrix_of_rows(p->address + p->stage * shape::stage_bytes);
+        uint64_t b = matrix_of_rows(p->address + p->stage * shape::stage_bytes +
+                                    (shape::parts > 1 ? warpgroup * TOKENS * 128 : 0));
         uint32_t tiles = p->address + p->stage * shape::stage_bytes + shape::token_bytes +
                          (warpgroup * TILES * 4 + warp) * TILE_BYTES;
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
-            uint32_t(&registers)[16] = a[TILES == 2 ? i : group & 1];
+            uint32_t(&registers)[16] = a[TILES == 2 ? i : step & 1];
             wgmma_wait<1>();
-            if (i == TILES - 1 && group >= (TILES == 2 ? 1 : 2)) {
+            if (i == TILES - 1 && step >= (TILES == 2 ? 1 : 2)) {
                 /* The batch before the one in flight is done, and with it its stage. */
                 if (lane == 0)
                     barrier_arrive(p->empty + 8 * previous);
                 if (++previous == shape::stages)
                     previous = 0;
-            } else if (i == TILES - 1 && group == 0) {
+            } else if (i == TILES - 1 && step == 0) {
                 previous = p->stage;
             }
             gemm_dequantise<TILE_BYTES>(tiles + i * 4 * TILE_BYTES, lane, registers);
@@ -394,7 +411,7 @@ gemm_compute(const struct gemm_item &item, const struct gemm_arguments &argument
         gemm_next<shape::stages>(p);
     }
     wgmma_wait<0>();
-    for (uint32_t left = min(item.groups, TILES == 2 ? 1 : 2); left > 0; left--) {
+    for (uint32_t left = min(steps, TILES == 2 ? 1u : 2u); left > 0; left--) {
         if (lane == 0)
             barrier_arrive(p->empty + 8 * previous);
         if (++previous == shape::stages)
@@ -403,6 +420,11 @@ gemm_compute(const struct gemm_item &item, const struct gemm_arguments &argument
 #pragma unroll
     for (int i = 0; i < TILES; i++)
         wgmma_hold(sums[i]);
+    if constexpr (KIND == GEMM_SPLIT) {
+        if (!gemm_add_parts<CONSUMERS, TILES, N>(sums, p->turn + shape::turn_bytes, warpgroup))
+            return;
+        warpgroup = 0;
+    }
 
     constexpr int OUTPUTS = KIND == GEMM_GATE_UP ? 1 : TILES, PIECES = sizeof(OUT), BLOCKS = (N + 31) / 32;
     uint32_t turn = p->turn + threadIdx.x / 32 % (4 * CONSUMERS) * GEMM_TURN_BYTES;
@@ -412,8 +434,8 @@ gemm_compute(const struct gemm_item &item, const struct gemm_arguments &argument
 #pragma unroll
     for (int i = 0; i < OUTPUTS; i++) {
         uint32_t feature = item.feature + (warpgroup * OUTPUTS + i) * 64 + warp * 16;
-        matrices[i] = KIND == GEMM_LINEAR ? gemm_matrix_of(arguments, feature) : item.matrix;
-        feature -= KIND == GEMM_LINEAR ? matrices[i]->first : 0;
+        matrices[i] = shape::dense ? gemm_matrix_of(arguments, feature) : item.matrix;
+        feature -= shape::dense ? matrices[i]->first : 0;
         y[i] = (OUT *)matrices[i]->y + feature;
         tokens[i] = feature < matrices[i]->features ? item.rows : 0;
     }
@@ -428,8 +450,8 @@ gemm_compute(const struct gemm_item &item, const struct gemm_arguments &argument
                 rows[b][i] = item.order[rows[b][i]];
         }
     struct gemm_pieces<OUT> pieces[2];
-    pieces[0].find(y[0], matrices[0]->y_stride, rows[0], tokens[0],
-                   KIND == GEMM_LINEAR && matrices[0]->accumulate, lane);
+    pieces[0].find(y[0], matrices[0]->y_stride, rows[0], tokens[0], shape::dense && matrices[0]->accumulate,
+                   lane);
 #pragma unroll
     for (int step = 0; step < BLOCKS * OUTPUTS; step++) {
         int b = step / OUTPUTS, i = step % OUTPUTS, next = step + 1;
@@ -437,7 +459,7 @@ gemm_compute(const struct gemm_item &item, const struct gemm_arguments &argument
             uint32_t first = next / OUTPUTS * 32;
             pieces[next % 2].find(y[next % OUTPUTS], matrices[next % OUTPUTS]->y_stride, rows[next / OUTPUTS],
                                   tokens[next % OUTPUTS] > first ? tokens[next % OUTPUTS] - first : 0,
-                                  KIND == GEMM_LINEAR && matrices[next % OUTPUTS]->accumulate, lane);
+                                  shape::dense && matrices[next % OUTPUTS]->accumulate, lane);
         }
         float d[16];
 #pragma unroll
@@ -506,7 +528,7 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
     }
     cuda_let_next_start();
     cuda_await_previous();
-    if (KIND != GEMM_LINEAR)
+    if (!shape::dense)
         gemm_count_tiles<TOKENS>(arguments, prefix);
     __syncthreads();
     if (threadIdx.x < 128) {
@@ -520,7 +542,7 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
                 if (item.rows > widths[w] && item.rows <= widths[w + 1])
                     gemm_fetch<KIND, CONSUMERS, TILES, TOKENS, TILE_BYTES>(item, arguments, &pipeline);
     } else {
-        registers_more<CONSUMERS == 2 ? 224 : 104>();
+        registers_more<CONSUMERS == 1 ? 232 : CONSUMERS == 2 ? 224 : CONSUMERS == 3 ? 152 : 104>();
         gemm_compute_widths<KIND, CONSUMERS, TILES, TOKENS, TILE_BYTES, OUT, 0, WIDTHS...>(arguments, prefix,
                                                                                            &pipeline);
     }
@@ -534,7 +556,7 @@ cudaError_t gemm_launch(struct gemm_arguments arguments, int multiprocessors, en
     typedef gemm_shape<KIND, CONSUMERS, TILES, TOKENS, TILE_BYTES> shape;
     auto kernel = gemm_kernel<KIND, CONSUMERS, TILES, TILE_BYTES, OUT, TOKENS, WIDTHS...>;
     uint32_t blocks = multiprocessors;
-    if (KIND == GEMM_LINEAR) {
+    if (shape::dense) {
         arguments.features = 0;
         for (uint32_t m = 0; m < arguments.matrix_count; m++) {
             arguments.matrices[m].first = arguments.features;

@@ -165,33 +165,28 @@ __device__ __forceinline__ void router_choose(const float *logits, uint32_t expe
     float mine = 0, sum = 0;
     int32_t my_id = 0;
     for (uint32_t k = 0; k < chosen; k++) {
-        float best = -2;
-        uint32_t at = 0;
+        /* Probabilities are ordered as their bits are; -1, what is taken, counts as nothing. */
+        uint32_t best = 0, at = ROUTER_EXPERTS;
 #pragma unroll
         for (int i = 0; i < ROUTER_EXPERTS / 32; i++)
-            if (p[i] > best) {
-                best = p[i];
-                at = lane + 32 * i;
-            }
-        for (int step = 16; step > 0; step /= 2) {
-            float other = __shfl_xor_sync(~0u, best, step);
-            uint32_t other_at = __shfl_xor_sync(~0u, at, step);
-            if (other > best || (other == best && other_at < at)) {
-                best = other;
-                at = other_at;
-            }
-        }
+            best = max(best, p[i] < 0 ? 0 : __float_as_uint(p[i]) + 1);
+        best = __reduce_max_sync(~0u, best);
+#pragma unroll
+        for (int i = ROUTER_EXPERTS / 32 - 1; i >= 0; i--)
+            at = p[i] >= 0 && __float_as_uint(p[i]) + 1 == best ? lane + 32 * i : at;
+        at = __reduce_min_sync(~0u, at);
+        float score = __uint_as_float(best - 1);
         if (!number) {
-            best = total;
+            score = total;
             at = k;
         }
 #pragma unroll
         for (int i = 0; i < ROUTER_EXPERTS / 32; i++)
             if (at == lane + 32 * i)
                 p[i] = -1;
-        sum += best;
+        sum += score;
         if (lane == k) {
-            mine = best;
+            mine = score;
             my_id = at;
         }
     }
@@ -214,6 +209,46 @@ __device__ __forceinline__ void router_load(const struct router_arguments &a, co
         to->codes[i] = *(const uint4 *)(a.codes + expert[i] * a.columns + 64 * group + 16 * t);
         to->pairs[i] = a.pairs[expert[i] * (a.columns / 64) + group];
     }
+}
+
+/* Adds a group's products of 16 experts and 8 * BLOCKS tokens; high, low: the group's columns of the first
+ * token, STRIDE apart; sums: of its x, sums_stride apart. */
+template <int BLOCKS, int STRIDE>
+__device__ __forceinline__ void
+router_multiply(const struct router_group &now, const __half *high, const __half *low, const float *sums_of_x,
+                int sums_stride, const float *unpower, uint32_t g, uint32_t t, float (&totals)[BLOCKS][4]) {
+    const uint32_t *words[2] = {&now.codes[0].x, &now.codes[1].x};
+    float sums[BLOCKS][4] = {}, of_low[4] = {}; /* the latter: a shorter chain where there is but one */
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        uint32_t weights[2][4];
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                weights[j][i] = router_codes<0>(words[i][2 * half + j]);
+                weights[j][2 + i] = router_codes<2>(words[i][2 * half + j]);
+            }
+#pragma unroll
+        for (int b = 0; b < BLOCKS; b++) {
+            uint32_t at = (8 * b + g) * STRIDE + 16 * t + 8 * half;
+            uint4 first = *(const uint4 *)(high + at), second = *(const uint4 *)(low + at);
+            multiply_half(sums[b], weights[0], first.x, first.y);
+            multiply_half(sums[b], weights[1], first.z, first.w);
+            multiply_half(BLOCKS == 1 ? of_low : sums[b], weights[0], second.x, second.y);
+            multiply_half(BLOCKS == 1 ? of_low : sums[b], weights[1], second.z, second.w);
+        }
+    }
+#pragma unroll
+    for (int b = 0; b < BLOCKS; b++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t token = 8 * b + 2 * t + (i & 1);
+            float2 pair = now.pairs[i / 2];
+            totals[b][i] = fmaf(pair.x, (BLOCKS == 1 ? sums[b][i] + of_low[i] : sums[b][i]) * unpower[token],
+                                totals[b][i]);
+            totals[b][i] = fmaf(pair.y, sums_of_x[token * sums_stride], totals[b][i]);
+        }
 }
 
 /* 8 * BLOCKS tokens a block. */
@@ -249,39 +284,10 @@ __global__ void __launch_bounds__(32 * ROUTER_WARPS)
                 break;
             struct router_group now = ahead[slot];
             router_load(a, expert, min(group + ROUTER_AHEAD, groups - 1), t, &ahead[slot]);
-            const uint32_t *words[2] = {&now.codes[0].x, &now.codes[1].x};
-            float sums[BLOCKS][4] = {};
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                uint32_t weights[2][4];
-#pragma unroll
-                for (int j = 0; j < 2; j++)
-#pragma unroll
-                    for (int i = 0; i < 2; i++) {
-                        weights[j][i] = router_codes<0>(words[i][2 * half + j]);
-                        weights[j][2 + i] = router_codes<2>(words[i][2 * half + j]);
-                    }
-#pragma unroll
-                for (int b = 0; b < BLOCKS; b++) {
-                    uint32_t column = group % (ROUTER_CHUNK / 64) * 64 + 16 * t + 8 * half;
-                    uint4 high = *(const uint4 *)&memory->high[8 * b + g][column];
-                    uint4 low = *(const uint4 *)&memory->low[8 * b + g][column];
-                    multiply_half(sums[b], weights[0], high.x, high.y);
-                    multiply_half(sums[b], weights[1], high.z, high.w);
-                    multiply_half(sums[b], weights[0], low.x, low.y);
-                    multiply_half(sums[b], weights[1], low.z, low.w);
-                }
-            }
-#pragma unroll
-            for (int b = 0; b < BLOCKS; b++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    uint32_t token = 8 * b + 2 * t + (i & 1);
-                    float2 pair = now.pairs[i / 2];
-                    totals[b][i] = fmaf(pair.x, sums[b][i] * memory->unpower[token], totals[b][i]);
-                    totals[b][i] =
-                        fmaf(pair.y, memory->sums[token][group % (ROUTER_CHUNK / 64)], totals[b][i]);
-                }
+            uint32_t of_chunk = group % (ROUTER_CHUNK / 64);
+            router_multiply<BLOCKS, ROUTER_STRIDE>(now, &memory->high[0][64 * of_chunk],
+                                                   &memory->low[0][64 * of_chunk], &memory->sums[0][of_chunk],
+                                                   ROUTER_CHUNK / 64, memory->unpower, g, t, totals);
         }
     }
 #pragma unroll
@@ -302,6 +308,152 @@ __global__ void __launch_bounds__(32 * ROUTER_WARPS)
     }
 }
 
+/* ---- Few tokens: more blocks. The logits of 8 tokens are computed by several, then a warp chooses ---- */
+
+#define ROUTER_SPREAD 64    /* experts of a block; 16 a warp */
+#define ROUTER_QUARTERS 4   /* warps that divide the columns of 16 experts */
+#define ROUTER_COLUMNS 2048 /* at most */
+#define ROUTER_PIECES (ROUTER_COLUMNS / 256)
+
+struct router_spread_memory {
+    __half high[8][ROUTER_COLUMNS + 8], low[8][ROUTER_COLUMNS + 8];
+    float sums[8][ROUTER_COLUMNS / 64];
+    float partials[ROUTER_QUARTERS][8][ROUTER_SPREAD + 1];
+    float squares[16], most[16], gate[16], unpower[8]; /* of each warp's half of a row; of a row */
+};
+
+/* Grid: 8 tokens x 64 experts. logits[T, experts + 1], the last the shared expert's gate. columns % 256 == 0.
+ */
+__global__ static void __launch_bounds__(32 * ROUTER_WARPS)
+    router_spread(const __grid_constant__ struct router_arguments a, float *logits) {
+    extern __shared__ __align__(16) uint8_t shared[];
+    struct router_spread_memory *memory = (struct router_spread_memory *)shared;
+    uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    uint32_t first = blockIdx.x * 8, groups = a.columns / 64;
+    uint32_t quarter = warp / 4, of_block = 16 * (warp % 4), base = blockIdx.y * ROUTER_SPREAD + of_block;
+    uint32_t each = groups / ROUTER_QUARTERS, from = quarter * each, to = from + each;
+    uint64_t expert[2] = {min(base + g, a.experts - 1), min(base + g + 8, a.experts - 1)};
+    uint32_t row = warp / 2, column = warp % 2 * (a.columns / 2) + 4 * lane, pieces = a.columns / 256;
+    bool own = row % gridDim.y == blockIdx.y; /* the block computes this row's gate */
+    struct router_group ahead[ROUTER_AHEAD];
+#pragma unroll
+    for (int i = 0; i < ROUTER_AHEAD; i++)
+        router_load(a, expert, min(from + i, groups - 1), t, &ahead[i]);
+    cuda_let_next_start();
+    cuda_await_previous();
+
+    /* The warp's half of a row: measured, then split. */
+    const float *x = a.x + (uint64_t)min(first + row, a.tokens - 1) * a.x_stride;
+    float4 v[ROUTER_PIECES];
+    float squares = 0, most = 0, gate = 0;
+#pragma unroll
+    for (int i = 0; i < ROUTER_PIECES; i++)
+        v[i] = i < pieces ? *(const float4 *)(x + column + 128 * i) : make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (int i = 0; i < ROUTER_PIECES; i++)
+        if (i < pieces) {
+            squares += v[i].x * v[i].x + v[i].y * v[i].y + v[i].z * v[i].z + v[i].w * v[i].w;
+            if (a.norm != NULL) {
+                float4 w = *(const float4 *)(a.norm + column + 128 * i);
+                v[i] = make_float4(v[i].x * w.x, v[i].y * w.y, v[i].z * w.z, v[i].w * w.w);
+            }
+            most =
+                fmaxf(fmaxf(fmaxf(most, fabsf(v[i].x)), fmaxf(fabsf(v[i].y), fabsf(v[i].z))), fabsf(v[i].w));
+        }
+    if (own)
+#pragma unroll
+        for (int i = 0; i < ROUTER_PIECES; i++)
+            if (i < pieces) {
+                uchar4 codes = *(const uchar4 *)(a.gate_codes + column + 128 * i);
+                float2 pair = a.gate_pairs[(column + 128 * i) / 64];
+                gate = fmaf(fmaf(pair.x, codes.x, pair.y), v[i].x, gate);
+                gate = fmaf(fmaf(pair.x, codes.y, pair.y), v[i].y, gate);
+                gate = fmaf(fmaf(pair.x, codes.z, pair.y), v[i].z, gate);
+                gate = fmaf(fmaf(pair.x, codes.w, pair.y), v[i].w, gate);
+            }
+    squares = router_sum(squares);
+    most = router_max(most);
+    gate = router_sum(gate);
+    if (lane == 0) {
+        memory->squares[warp] = squares;
+        memory->most[warp] = most;
+        memory->gate[warp] = gate;
+    }
+    __syncthreads();
+    squares = memory->squares[warp & ~1u] + memory->squares[warp | 1];
+    most = fmaxf(memory->most[warp & ~1u], memory->most[warp | 1]);
+    float norm = a.norm != NULL ? 1.0f / sqrtf(squares / a.columns + a.epsilon) : 1.0f;
+    /* At most 2^8 after scaling, as in router_measure; powers of two by their exponent. */
+    int exponent = (int)(__float_as_uint(most * norm) >> 23 & 255) - 126;
+    int power = max(-100, min(100, 8 - exponent));
+    float up = __uint_as_float((uint32_t)(power + 127) << 23) * norm;
+    if (lane == 0)
+        memory->unpower[row] = __uint_as_float((uint32_t)(127 - power) << 23);
+#pragma unroll
+    for (int i = 0; i < ROUTER_PIECES; i++)
+        if (i < pieces) {
+            uint32_t at = column + 128 * i;
+            float sum = (v[i].x + v[i].y) + (v[i].z + v[i].w);
+            for (int step = 8; step > 0; step /= 2)
+                sum += __shfl_xor_sync(~0u, sum, step);
+            if (lane % 16 == 0)
+                memory->sums[row][at / 64] = sum * norm;
+            float4 y = make_float4(v[i].x * up, v[i].y * up, v[i].z * up, v[i].w * up);
+            __half2 high[2] = {__floats2half2_rn(y.x, y.y), __floats2half2_rn(y.z, y.w)};
+            float2 part[2] = {__half22float2(high[0]), __half22float2(high[1])};
+            __half2 low[2] = {__floats2half2_rn(y.x - part[0].x, y.y - part[0].y),
+                              __floats2half2_rn(y.z - part[1].x, y.w - part[1].y)};
+            *(uint2 *)&memory->high[row][at] = make_uint2(*(uint32_t *)&high[0], *(uint32_t *)&high[1]);
+            *(uint2 *)&memory->low[row][at] = make_uint2(*(uint32_t *)&low[0], *(uint32_t *)&low[1]);
+        }
+    if (own && warp % 2 == 0 && lane == 0 && first + row < a.tokens)
+        logits[(uint64_t)(first + row) * (a.experts + 1) + a.experts] =
+            (memory->gate[warp] + memory->gate[warp + 1]) * norm;
+    __syncthreads();
+
+    float totals[1][4] = {};
+    for (uint32_t next = from; next < to; next += ROUTER_AHEAD) {
+#pragma unroll
+        for (int slot = 0; slot < ROUTER_AHEAD; slot++) {
+            uint32_t group = next + slot;
+            if (group >= to)
+                break;
+            struct router_group now = ahead[slot];
+            router_load(a, expert, min(group + ROUTER_AHEAD, to - 1), t, &ahead[slot]);
+            router_multiply<1, ROUTER_COLUMNS + 8>(now, &memory->high[0][64 * group],
+                                                   &memory->low[0][64 * group], &memory->sums[0][group],
+                                                   ROUTER_COLUMNS / 64, memory->unpower, g, t, totals);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        memory->partials[quarter][2 * t + (i & 1)][of_block + g + 8 * (i / 2)] = totals[0][i];
+    __syncthreads();
+    uint32_t token = threadIdx.x / ROUTER_SPREAD, e = threadIdx.x % ROUTER_SPREAD;
+    float sum = 0;
+#pragma unroll
+    for (int q = 0; q < ROUTER_QUARTERS; q++)
+        sum += memory->partials[q][token][e];
+    if (first + token < a.tokens && blockIdx.y * ROUTER_SPREAD + e < a.experts)
+        logits[(uint64_t)(first + token) * (a.experts + 1) + blockIdx.y * ROUTER_SPREAD + e] = sum;
+}
+
+#define ROUTER_CHOOSERS 4 /* tokens of a block */
+
+__global__ static void __launch_bounds__(32 * ROUTER_CHOOSERS)
+    router_choose_spread(const __grid_constant__ struct router_arguments a, const float *logits) {
+    uint32_t token = blockIdx.x * ROUTER_CHOOSERS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    cuda_let_next_start();
+    cuda_await_previous();
+    if (token >= a.tokens)
+        return;
+    const float *of_token = logits + (uint64_t)token * (a.experts + 1);
+    float *scores = a.scores + token * a.scores_stride, gate = of_token[a.experts];
+    router_choose(of_token, a.experts, a.chosen, a.ids + token * a.ids_stride, scores, lane);
+    if (lane == 0)
+        scores[a.chosen] = 1 / (1 + expf(-gate));
+}
+
 template <int BLOCKS>
 cudaError_t router_launch_blocks(const struct router_arguments &arguments, enum cuda_start start,
                                  cudaStream_t stream) {
@@ -310,8 +462,23 @@ cudaError_t router_launch_blocks(const struct router_arguments &arguments, enum 
 }
 
 /* The more tokens a block has, the less often the weights are read. */
-static inline cudaError_t router_launch(const struct router_arguments &arguments, int multiprocessors,
-                                        enum cuda_start start, cudaStream_t stream) {
+/* Whether more blocks are worth a kernel more. */
+static inline bool router_spreads(uint32_t tokens, uint32_t columns, int multiprocessors) {
+    return tokens <= (uint32_t)multiprocessors * 2 && columns <= ROUTER_COLUMNS && columns % 256 == 0;
+}
+
+/* logits: float32 [T, experts + 1], NULL where router_spreads says no. */
+static inline cudaError_t router_launch(const struct router_arguments &arguments, float *logits,
+                                        int multiprocessors, enum cuda_start start, cudaStream_t stream) {
+    if (logits != NULL) {
+        dim3 grid(cuda_blocks(arguments.tokens, 8), cuda_blocks(arguments.experts, ROUTER_SPREAD));
+        cudaError_t status = cuda_launch(router_spread, start, grid, 32 * ROUTER_WARPS,
+                                         sizeof(struct router_spread_memory), stream, arguments, logits);
+        if (status != cudaSuccess)
+            return status;
+        return cuda_launch(router_choose_spread, start, cuda_blocks(arguments.tokens, ROUTER_CHOOSERS),
+                           32 * ROUTER_CHOOSERS, 0, stream, arguments, (const float *)logits);
+    }
     if (arguments.tokens <= (uint32_t)multiprocessors * 8)
         return router_launch_blocks<1>(arguments, start, stream);
     if (arguments.tokens <= (uint32_t)multiprocessors * 16)
