@@ -76,7 +76,64 @@ static void steps_allocate_nothing(void **state) {
     calla_model_close(model);
 }
 
+static bool take_event(void *user, const struct calla_event *event) {
+    *(size_t *)user += event->size;
+    return true;
+}
+
+/* The reply itself grows, by half each time: its tokens, and its text in three places. From 60 tokens to 360
+ * that is at most five times. */
+#define MOST_GROWTH (4 * 5)
+
+/* A reply as the server makes it: sampled with penalties and a bias, parsed, handed out in events. */
+static void replies_allocate_what_they_say(void **state) {
+    (void)state;
+    struct calla_model_options options = {
+        .path = MODEL, .backend = "cpu", .threads = 2, .cache_memory = (uint64_t)64 << 20};
+    struct calla_model *model = calla_model_open(&options, NULL);
+    assert_non_null(model);
+    struct calla_session *session = calla_session_open(model, NULL, NULL);
+    assert_non_null(session);
+    static const char request[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"Count on.\"}],"
+                                  "\"enable_thinking\":false}";
+    struct calla_prompt prompt;
+    assert_true(calla_render(model, request, strlen(request), &prompt, NULL));
+    struct calla_logit_bias no_end[8];
+    size_t bias_count = 0, said = 0;
+    for (uint32_t i = 0; i < model->end_token_count; i++)
+        no_end[bias_count++] = (struct calla_logit_bias){model->end_tokens[i], -100};
+    struct calla_generate_options generate = {.max_tokens = 400, .event = take_event, .user = &said};
+    calla_sampling_defaults(model, &generate.sampling);
+    generate.sampling.seed = 1;
+    generate.sampling.presence_penalty = 0.5f;
+    generate.sampling.biases = no_end;
+    generate.sampling.bias_count = bias_count;
+    struct calla_generation *generation = calla_generation_new(session, &prompt, &generate, NULL);
+    assert_non_null(generation);
+    bool done = false;
+    size_t read, made = 0;
+    while (made < 60) {
+        assert_true(calla_generation_step(generation, &done, NULL));
+        calla_generation_progress(generation, &read, &made);
+        assert_false(done);
+    }
+    allocations = 0;
+    size_t before = said;
+    for (int i = 0; i < 300; i++) {
+        assert_true(calla_generation_step(generation, &done, NULL));
+        assert_false(done);
+    }
+    print_message("%zu allocations for %zu bytes of text\n", allocations, said - before);
+    assert_true(said > before);
+    assert_true(allocations <= MOST_GROWTH);
+    calla_generation_free(generation);
+    calla_prompt_free(&prompt);
+    calla_session_close(session);
+    calla_model_close(model);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(steps_allocate_nothing)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(steps_allocate_nothing),
+                                       cmocka_unit_test(replies_allocate_what_they_say)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
