@@ -66,8 +66,12 @@ static struct metal_emulator_options options_of_environment(void) {
     options.padded_layout = of_environment("PADDED_LAYOUT", 0) != 0;
     options.pipeline_threads = (uint32_t)of_environment("PIPELINE_THREADS", 0);
     options.seed = of_environment("SEED", 0);
-    if (of_environment("WRONG_TENSORS", 0) != 0)
-        options.sums = METAL_SUMS_WRONG;
+    const char *sums = getenv("CALLA_EMULATOR_SUMS");
+    if (sums != NULL)
+        options.sums = strcmp(sums, "reversed") == 0     ? METAL_SUMS_REVERSED
+                       : strcmp(sums, "sequential") == 0 ? METAL_SUMS_SEQUENTIAL
+                       : strcmp(sums, "wrong") == 0      ? METAL_SUMS_WRONG
+                                                         : METAL_SUMS_M5;
     return options;
 }
 

@@ -19,6 +19,17 @@
 #define STACK_BYTES (((size_t)64 << 10) + 17 * 64)
 #define MAX_FAULTS 16
 
+/* A fiber that ended or was dropped leaves the address sanitizer's marks on its stack. */
+#ifdef __has_feature
+#if __has_feature(address_sanitizer)
+#include <sanitizer/asan_interface.h>
+#define FORGET_STACKS(stacks, size) ASAN_UNPOISON_MEMORY_REGION(stacks, size)
+#endif
+#endif
+#ifndef FORGET_STACKS
+#define FORGET_STACKS(stacks, size) ((void)(stacks), (void)(size))
+#endif
+
 /* ---- Memory (memory.c) */
 
 /* What is known of one byte: who last wrote and read it, when, and from which place of the kernel. `run`

@@ -219,6 +219,7 @@ void lanes_run(struct worker *worker) {
         struct lane *lane = &worker->lanes[i];
         lane->finished = false;
         lane->request.kind = REQUEST_NONE;
+        FORGET_STACKS(lane->stack, STACK_BYTES);
         lane->stack_pointer = fiber_new(lane->stack + STACK_BYTES, lane_start);
         make_ready(worker, lane);
     }

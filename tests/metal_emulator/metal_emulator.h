@@ -26,7 +26,7 @@ struct metal_emulator_options metal_emulator_options(bool tensor_operations);
 
 /* What devices opened by this thread from now on are. Before the first call: the M5, unless the environment
  * says otherwise: CALLA_EMULATOR_CHECKED=0 runs fast; SEED, FAMILY, MAX_BUFFER, PIPELINE_THREADS with the
- * same beginning are numbers; PADDED_LAYOUT=1, WRONG_TENSORS=1. */
+ * same beginning are numbers; PADDED_LAYOUT=1; SUMS=sequential, reversed or wrong. */
 void metal_emulator_use(const struct metal_emulator_options *options);
 
 enum metal_fault_kind {
