@@ -4,12 +4,14 @@
 #define CALLA_PLAN_APPLE_H
 
 #include "plan/plan.h"
+#include "plan/policy.h"
 
 struct apple_chip {
     const char *name;
     uint32_t gpu_cores;
     double bandwidth; /* bytes a second, as Apple gives it */
     double rate;      /* FLOP a second of matrix products: the tensor operations of the M5, else the ALUs' */
+    double alu_rate;
 };
 
 #define APPLE_CHIP_COUNT 18
@@ -27,8 +29,12 @@ struct apple_prediction {
     double predicted; /* and the wait at every phase, or kernel if they run one after the other */
 };
 
+/* The rate under a policy, which may do without tensor operations. */
+double apple_rate(const struct apple_chip *chip, const struct policy *policy);
+
 /* Of a plan at a position that the GPU runs as `kernels` kernels in `phases` phases. */
 struct apple_prediction apple_predict(const struct apple_chip *chip, const struct plan *plan,
-                                      uint32_t position, uint32_t kernels, uint32_t phases, bool concurrent);
+                                      uint32_t position, uint32_t kernels, uint32_t phases,
+                                      const struct policy *policy);
 
 #endif

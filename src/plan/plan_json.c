@@ -129,12 +129,12 @@ static json_t *predictions_json(const struct plan_report *report) {
     for (size_t i = 0; i < APPLE_CHIP_COUNT; i++) {
         const struct apple_chip *chip = &apple_chips[i];
         struct apple_prediction time = apple_predict(chip, report->plan, report->position, report->kernels,
-                                                     report->kernel_phases, report->policy->concurrent);
+                                                     report->kernel_phases, report->policy);
         json_t *prediction = json_object();
         prediction = put(prediction, "chip", json_string(chip->name));
         prediction = put(prediction, "gpu_cores", integer(chip->gpu_cores));
         prediction = put(prediction, "bandwidth", json_real(chip->bandwidth));
-        prediction = put(prediction, "flops_per_second", json_real(chip->rate));
+        prediction = put(prediction, "flops_per_second", json_real(apple_rate(chip, report->policy)));
         prediction = put(prediction, "least_seconds", json_real(time.least));
         prediction = put(prediction, "predicted_seconds", json_real(time.predicted));
         prediction =

@@ -133,11 +133,12 @@ static void print_apple(const struct plan_report *report, struct buffer *out) {
     for (size_t i = 0; i < APPLE_CHIP_COUNT; i++) {
         const struct apple_chip *chip = &apple_chips[i];
         struct apple_prediction time = apple_predict(chip, report->plan, report->position, report->kernels,
-                                                     report->kernel_phases, policy->concurrent);
+                                                     report->kernel_phases, policy);
         buffer_printf(out, "%-12s %5u %12s %14s %11s %11s %10.1f\n", chip->name, chip->gpu_cores,
                       with_unit(chip->bandwidth, "B/s").characters,
-                      with_unit(chip->rate, "FLOP/s").characters, in_seconds(time.least).characters,
-                      in_seconds(time.predicted).characters, report->plan->rows / time.predicted);
+                      with_unit(apple_rate(chip, policy), "FLOP/s").characters,
+                      in_seconds(time.least).characters, in_seconds(time.predicted).characters,
+                      report->plan->rows / time.predicted);
     }
 }
 

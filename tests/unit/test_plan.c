@@ -81,8 +81,15 @@ static void what_apples_chips_would_take(void **state) {
     const struct apple_chip *chip = &apple_chips[APPLE_CHIP_COUNT - 1];
     assert_string_equal(chip->name, "M5 Max");
     struct cost cost = plan_cost(&printed.plan, 4095);
-    struct apple_prediction concurrent = apple_predict(chip, &printed.plan, 4095, 300, 200, true);
-    struct apple_prediction serial = apple_predict(chip, &printed.plan, 4095, 300, 200, false);
+    struct policy policy = *printed.report.policy;
+    policy.concurrent = policy.tensor_operations = true;
+    struct apple_prediction concurrent = apple_predict(chip, &printed.plan, 4095, 300, 200, &policy);
+    policy.concurrent = false;
+    struct apple_prediction serial = apple_predict(chip, &printed.plan, 4095, 300, 200, &policy);
+    assert_true(apple_rate(chip, &policy) == chip->rate);
+    policy.tensor_operations = false;
+    assert_true(apple_rate(chip, &policy) == chip->rate / 4);
+    assert_true(apple_rate(&apple_chips[0], &policy) == apple_chips[0].rate);
     assert_true(concurrent.least == serial.least);
     assert_true(concurrent.least >= (double)cost_bytes(&cost) / 614e9 * (1 - 1e-9));
     assert_true(concurrent.least < 1.1 * (double)cost_bytes(&cost) / 614e9);
