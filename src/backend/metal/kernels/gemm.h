@@ -29,7 +29,8 @@ METAL_FUNC gemm_rows gemm_rows_of(constant gemm_parameters &given, uint4 tile, u
     return rows;
 }
 
-// 16 neighbouring columns of a row of W as they lie in memory: one word for 4-bit codes, four for 32-bit numbers.
+// 16 neighbouring columns of a row of W as they lie in memory: one word for 4-bit codes, four for 32-bit
+// numbers.
 struct weight_piece {
     uint4 words[4];
     float scale, bias;
@@ -82,7 +83,8 @@ METAL_FUNC float half_of_word(uint kind, uint word, uint i) {
 // Values 4 i .. 4 i + 3 of a piece.
 template <typename T> METAL_FUNC vec<T, 4> piece_values(uint kind, weight_piece piece, uint i) {
     if (WEIGHT_DTYPE(kind) == WEIGHT_AFFINE4)
-        return dequantised<T>(i < 2 ? piece.words[0].x : piece.words[0].y, i % 2 * 16, 4, piece.scale, piece.bias);
+        return dequantised<T>(i < 2 ? piece.words[0].x : piece.words[0].y, i % 2 * 16, 4, piece.scale,
+                              piece.bias);
     if (WEIGHT_DTYPE(kind) == WEIGHT_AFFINE8)
         return dequantised<T>(piece.words[0][i], 0, 8, piece.scale, piece.bias);
     if (WEIGHT_DTYPE(kind) == WEIGHT_F32) {
@@ -91,8 +93,8 @@ template <typename T> METAL_FUNC vec<T, 4> piece_values(uint kind, weight_piece 
                          T(as_type<float>(words.w))};
     }
     uint word = piece.words[i / 2][i % 2 * 2], next = piece.words[i / 2][i % 2 * 2 + 1];
-    return vec<T, 4>{T(half_of_word(kind, word, 0)), T(half_of_word(kind, word, 1)), T(half_of_word(kind, next, 0)),
-                     T(half_of_word(kind, next, 1))};
+    return vec<T, 4>{T(half_of_word(kind, word, 0)), T(half_of_word(kind, word, 1)),
+                     T(half_of_word(kind, next, 0)), T(half_of_word(kind, next, 1))};
 }
 
 // All of them to threadgroup memory, at a multiple of 16 bytes.
