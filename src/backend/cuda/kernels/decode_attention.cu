@@ -420,9 +420,8 @@ cudaError_t cuda_decode_attention_launch(const struct cuda_op *op, const struct 
     p.sums = (float *)workspace;
     p.weights = p.sums + (uint64_t)p.heads * p.splits * SIZE;
     size_t shared_bytes = 8 * 2 * 32 * sizeof(uint4) + WARPS * GROUP * PITCH * sizeof(float);
-    /* Not decode_launch: what is in flight to registers wants the L1 cache. */
-    cudaError_t status = cuda_launch(decode_attention, cuda_overlap(device), dim3(p.splits, c->kv_heads),
-                                     32 * WARPS, shared_bytes, stream, p);
+    cudaError_t status = decode_launch(decode_attention, device, 1, dim3(p.splits, c->kv_heads), 32 * WARPS,
+                                       shared_bytes, stream, p);
     if (status != cudaSuccess)
         return status;
     return decode_launch(decode_attention_combine, device, 1, c->heads, PARTS * SIZE / 4, 0, stream, p);

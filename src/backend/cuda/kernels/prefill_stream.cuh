@@ -275,6 +275,7 @@ __device__ __forceinline__ void stream_fetch(const struct gemm_arguments &a, con
                 uint32_t x[8];
                 stream_load_matrices(x, from + 128 * group);
                 stream_load_matrices(x + 4, from + 128 * group + 64);
+                __syncwarp(); /* all lanes have read what each now writes over */
                 stream_prepare(x, own + 128 * group, to + 8 * ring.row_bytes + 32 * group, lane);
             }
             __syncwarp();
