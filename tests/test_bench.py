@@ -115,6 +115,17 @@ def test_a_figure_is_held_against_the_memory_beside_it(calla):
     assert report["peak_resident_bytes"] < 512 << 20  # the buffer that the memory is read from is not counted
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processors cannot be taken away here")
+def test_threads_are_those_that_may_run(bench):
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        report = json.loads(bench("--prefill", "8", "--decode", "8", "--json", "-"))
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert report["threads"] == 1 and report["machine"]["cores"] == report["machine"]["processors"] == 1
+
+
 def test_without_a_compute_rate_only_decode_has_a_limit(bench):
     report = json.loads(bench("--prefill", "8", "--decode", "8", "--json", "-"))
     assert report["flops_per_second"] is None

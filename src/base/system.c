@@ -1,6 +1,7 @@
 #include "base/system.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -93,35 +94,51 @@ void system_name(char *name, size_t size) {
         snprintf(name, size, "unknown system");
 }
 
+#if defined(__linux__)
+/* The processors that this process may run on, which taskset or a container may have made fewer. */
+static bool allowed_processors(cpu_set_t *set) {
+    return sched_getaffinity(0, sizeof *set, set) == 0 && CPU_COUNT(set) > 0;
+}
+#endif
+
 int system_processors(void) {
+#if defined(__linux__)
+    cpu_set_t set;
+    if (allowed_processors(&set))
+        return CPU_COUNT(&set);
+#endif
     long count = sysconf(_SC_NPROCESSORS_ONLN);
     return count < 1 ? 1 : (int)count;
 }
 
 int system_cores(void) {
-    int processors = system_processors();
 #if defined(__APPLE__)
     int cores = 0;
     size_t length = sizeof cores;
     if (sysctlbyname("hw.physicalcpu", &cores, &length, NULL, 0) == 0 && cores > 0)
         return cores;
-    return processors;
-#else
-    /* Every core counts once: at the first of the processors that share it. */
-    int cores = 0;
-    for (int i = 0; i < processors; i++) {
+#elif defined(__linux__)
+    /* A core counts once: for the first of its processors, whether or not that one may be used. */
+    cpu_set_t set, firsts;
+    CPU_ZERO(&firsts);
+    bool known = allowed_processors(&set);
+    for (int i = 0; known && i < CPU_SETSIZE; i++) {
+        if (!CPU_ISSET(i, &set))
+            continue;
         char path[96];
         snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", i);
         FILE *file = fopen(path, "r");
         int first = i;
-        if (file != NULL && fscanf(file, "%d", &first) != 1)
+        if (file != NULL && (fscanf(file, "%d", &first) != 1 || first < 0 || first >= CPU_SETSIZE))
             first = i;
         if (file != NULL)
             fclose(file);
-        cores += first == i;
+        CPU_SET(first, &firsts);
     }
-    return cores > 0 ? cores : processors;
+    if (CPU_COUNT(&firsts) > 0)
+        return CPU_COUNT(&firsts);
 #endif
+    return system_processors();
 }
 
 void *system_allocate(size_t size) {

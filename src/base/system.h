@@ -14,7 +14,7 @@ void system_processor(char *name, size_t size);
 /* Name and version of the system ("Linux 6.1.0"). */
 void system_name(char *name, size_t size);
 
-/* Processors that programs may run on, and the physical cores that they belong to; 1 if unknown. */
+/* Processors that this process may run on, and the physical cores that they belong to; 1 if unknown. */
 int system_processors(void);
 int system_cores(void);
 
