@@ -1,5 +1,6 @@
 """calla bench: figures that fit together, limits that are the plan's, comparisons in turn, an orderly end."""
 
+import fcntl
 import json
 import os
 import signal
@@ -124,6 +125,20 @@ def test_threads_are_those_that_may_run(bench):
     finally:
         os.sched_setaffinity(0, allowed)
     assert report["threads"] == 1 and report["machine"]["cores"] == report["machine"]["processors"] == 1
+
+
+def test_a_report_that_somebody_writes_is_left_alone(calla, tmp_path):
+    report, partial = tmp_path / "r.json", tmp_path / "r.json.partial"
+    with open(partial, "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        other.write("mine")
+        other.flush()
+        one_sentence(calla("bench", *QUICK, "--json", report), 1, "r.json", "being written")
+        assert partial.read_text() == "mine"
+    result = calla("bench", *QUICK, "--prefill", "8", "--decode", "8", "--json", report)  # what is only left over is not
+    assert result.returncode == 0 and json.loads(report.read_text())["complete"] and not partial.exists()
+    one_sentence(calla("bench", *QUICK, "--json", tmp_path / "a", "--plot", f"{tmp_path}/./a"), 1, "being written")
+    one_sentence(calla("bench", *QUICK, "--json", ""), 1, "empty")
 
 
 def test_without_a_compute_rate_only_decode_has_a_limit(bench):

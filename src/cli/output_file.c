@@ -4,6 +4,8 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -12,9 +14,36 @@ static bool fail(struct output_file *output, struct calla_error *error) {
     return error_set(error, CALLA_IO, "%s cannot be written: %s.", output->path, strerror(errno));
 }
 
+/* Whether the name is still that of the open, regular file. */
+static bool is_at(int descriptor, const char *path) {
+    struct stat open_file, named;
+    return fstat(descriptor, &open_file) == 0 && lstat(path, &named) == 0 && S_ISREG(named.st_mode) &&
+           open_file.st_dev == named.st_dev && open_file.st_ino == named.st_ino;
+}
+
+/* What an earlier attempt may have left is written over, but never through a link, and never while somebody
+ * writes it: who does holds a lock. */
+static int open_temporary(const char *path, mode_t mode) {
+    int descriptor = open(path, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, mode);
+    if (descriptor < 0)
+        return -1;
+    bool is_free = flock(descriptor, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+    if (!is_free || !is_at(descriptor, path)) {
+        errno = EBUSY; /* or it has just got its name */
+    } else if (ftruncate(descriptor, 0) == 0 && (mode != 0600 || fchmod(descriptor, mode) == 0)) {
+        return descriptor;
+    }
+    int reason = errno;
+    close(descriptor);
+    errno = reason;
+    return -1;
+}
+
 bool output_file_open(struct output_file *output, const char *path, bool private, struct calla_error *error) {
     memset(output, 0, sizeof *output);
     enum file_kind kind = file_kind(path);
+    if (path[0] == 0)
+        return error_set(error, CALLA_BAD_INPUT, "The name of a file to write is empty; give one.");
     if (kind != FILE_MISSING && kind != FILE_REGULAR)
         return error_set(error, CALLA_BAD_INPUT,
                          "%s is no regular file, so it is not replaced; name another.", path);
@@ -27,13 +56,15 @@ bool output_file_open(struct output_file *output, const char *path, bool private
         output_file_close(output);
         return error_memory(error, "a file name", strlen(path));
     }
-    /* What an earlier attempt may have left is replaced, but never through a link. */
-    unlink(output->temporary);
-    int descriptor = open(output->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, private ? 0600 : 0666);
+    int descriptor = open_temporary(output->temporary, private ? 0600 : 0666);
     output->file = descriptor < 0 ? NULL : fdopen(descriptor, "wb");
     if (output->file != NULL)
         return true;
-    fail(output, error);
+    if (errno == EBUSY)
+        error_set(error, CALLA_BAD_INPUT, "%s is being written already; wait for that, or name another file.",
+                  path);
+    else
+        fail(output, error);
     if (descriptor >= 0) {
         close(descriptor);
         unlink(output->temporary);
