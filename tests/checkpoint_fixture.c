@@ -110,17 +110,27 @@ int checkpoint_teardown(void **state) {
     return 0;
 }
 
+static struct calla_model *opened(const struct calla_model_options *options) {
+    struct calla_error error = {0};
+    struct calla_model *model = calla_model_open(options, &error);
+    if (model == NULL)
+        print_error("%s\n", error.message);
+    assert_non_null(model);
+    return model;
+}
+
+struct calla_model *cpu_model(const char *path, uint64_t cache_memory) {
+    struct calla_model_options options = {
+        .path = path, .backend = "cpu", .threads = 2, .cache_memory = cache_memory};
+    return opened(&options);
+}
+
 struct calla_model *checkpoint_model(void **state, const char *backend, int threads, const char *policy) {
     const struct checkpoint_fixture *fixture = *state;
     struct calla_model_options options = {.path = fixture->model, .backend = backend, .threads = threads};
     if (policy != NULL)
         options.policies = &policy, options.policy_count = 1;
-    struct calla_error error = {0};
-    struct calla_model *model = calla_model_open(&options, &error);
-    if (model == NULL)
-        print_error("%s\n", error.message);
-    assert_non_null(model);
-    return model;
+    return opened(&options);
 }
 
 struct calla_session *checkpoint_session(struct calla_model *model) {

@@ -24,6 +24,8 @@ int checkpoint_teardown(void **state);
 
 /* The rest fails the running test when something goes wrong. `policy` is "NAME=VALUE" or NULL. */
 struct calla_model *checkpoint_model(void **state, const char *backend, int threads, const char *policy);
+/* The same of another folder, with two threads on the CPU and a cache of so many bytes. */
+struct calla_model *cpu_model(const char *path, uint64_t cache_memory);
 struct calla_session *checkpoint_session(struct calla_model *model);
 void some_tokens(int32_t *tokens, size_t count, uint32_t seed);
 /* Reads the tokens and returns the last one's logits. */

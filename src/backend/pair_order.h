@@ -1,5 +1,4 @@
-/* Sorting chosen experts on the host, for the policy device_routing=off: what sorting on the device is worth.
- */
+/* Sorting chosen experts on the host: the CPU backend's way, and that of GPUs with device_routing=off. */
 #ifndef CALLA_BACKEND_PAIR_ORDER_H
 #define CALLA_BACKEND_PAIR_ORDER_H
 

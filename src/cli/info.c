@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "backend/backend.h"
+#include "base/system.h"
 #include "cli/commands.h"
 #include "cli/model_flags.h"
 #include "cli/model_path.h"
@@ -118,7 +119,7 @@ static json_t *describe_backend(const struct calla_model_info *info, const struc
         json_array_append_new(features, json_string(feature));
     return json_pack("{s:s, s:s, s:o, s:i, s:o}", "name", info->backend, "device", info->device,
                      "tensor_operations", describe_tensor_operations(info->backend, policy), "processors",
-                     (int)sysconf(_SC_NPROCESSORS_ONLN), "processor_features", features);
+                     system_processors(), "processor_features", features);
 }
 
 static json_t *describe_policies(const struct policy *policy, const char *backend) {

@@ -160,6 +160,17 @@ static bool open_cache(struct calla_model *model, const struct calla_model_optio
     return model->cache != NULL;
 }
 
+static void warn_of_tensor_operations(struct calla_model *model) {
+    bool failed = false;
+    if (model->class->tensor_operations == NULL)
+        return;
+    const char *line = model->class->tensor_operations(model->backend, &failed);
+    char sentence[400];
+    snprintf(sentence, sizeof sentence, "Tensor operations of this GPU: %s.", line);
+    if (failed)
+        warn(model, sentence);
+}
+
 static bool open_backend(struct calla_model *model, const struct calla_model_options *options,
                          struct calla_error *error) {
     model->class = backend_find(options->backend == NULL ? "auto" : options->backend, error);
@@ -178,14 +189,7 @@ static bool open_backend(struct calla_model *model, const struct calla_model_opt
     model->backend = model->class->open(&backend_options, error);
     if (model->backend == NULL)
         return false;
-    bool failed = false;
-    const char *tensors = model->class->tensor_operations != NULL
-                              ? model->class->tensor_operations(model->backend, &failed)
-                              : NULL;
-    char sentence[400];
-    snprintf(sentence, sizeof sentence, "Tensor operations of this GPU: %s.", tensors);
-    if (failed)
-        warn(model, sentence);
+    warn_of_tensor_operations(model);
     return model->class->load(model->backend, &model->weights, &options->progress, error);
 }
 

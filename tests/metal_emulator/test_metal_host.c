@@ -269,6 +269,14 @@ static void a_failure_is_the_sessions(void **unused) {
     machine_close(&machine);
 }
 
+static void weights_are_refused(struct machine *machine, struct calla_error *error) {
+    struct backend_options with = {.policy = &machine->policy};
+    machine->backend = metal_backend.open(&with, error);
+    assert_non_null(machine->backend);
+    assert_false(metal_backend.load(machine->backend, &machine->weights, NULL, error));
+    assert_int_equal(error->status, CALLA_OUT_OF_MEMORY);
+}
+
 /* Too little memory is said with numbers, before anything is loaded. */
 static void memory_is_checked_first(void **unused) {
     (void)unused;
@@ -276,12 +284,8 @@ static void memory_is_checked_first(void **unused) {
     options.facts.working_set = 10000;
     struct machine machine;
     machine_open(&machine, &options);
-    struct backend_options with = {.policy = &machine.policy};
     struct calla_error error = {0};
-    machine.backend = metal_backend.open(&with, &error);
-    assert_non_null(machine.backend);
-    assert_false(metal_backend.load(machine.backend, &machine.weights, NULL, &error));
-    assert_int_equal(error.status, CALLA_OUT_OF_MEMORY);
+    weights_are_refused(&machine, &error);
     assert_non_null(strstr(error.message, "Emulated Apple M5"));
     assert_int_equal(counts_of(&machine).buffers, 0);
     machine_close(&machine);
@@ -337,12 +341,8 @@ static void weights_are_split(void **unused) {
     machine_close(&machine);
     options.facts.max_buffer = 16000;
     machine_open(&machine, &options);
-    struct backend_options with = {.policy = &machine.policy};
     struct calla_error error = {0};
-    machine.backend = metal_backend.open(&with, &error);
-    assert_non_null(machine.backend);
-    assert_false(metal_backend.load(machine.backend, &machine.weights, NULL, &error));
-    assert_int_equal(error.status, CALLA_OUT_OF_MEMORY);
+    weights_are_refused(&machine, &error);
     assert_non_null(strstr(error.message, "no buffers large enough for the model's weights"));
     machine_close(&machine);
 }

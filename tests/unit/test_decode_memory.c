@@ -4,6 +4,7 @@
 
 #include <sys/mman.h>
 
+#include "checkpoint_fixture.h"
 #include "engine/engine.h"
 
 #define MODEL "models/calla-tiny"
@@ -50,10 +51,7 @@ void *__wrap_mmap(void *address, size_t size, int protection, int flags, int fil
 
 static void steps_allocate_nothing(void **state) {
     (void)state;
-    struct calla_model_options options = {
-        .path = MODEL, .backend = "cpu", .threads = 2, .cache_memory = (uint64_t)64 << 20};
-    struct calla_model *model = calla_model_open(&options, NULL);
-    assert_non_null(model);
+    struct calla_model *model = cpu_model(MODEL, (uint64_t)64 << 20);
     struct calla_session *session = calla_session_open(model, NULL, NULL);
     assert_non_null(session);
     int32_t prompt[PROMPT], token = 5;
@@ -88,10 +86,7 @@ static bool take_event(void *user, const struct calla_event *event) {
 /* A reply as the server makes it: sampled with penalties and a bias, parsed, handed out in events. */
 static void replies_allocate_what_they_say(void **state) {
     (void)state;
-    struct calla_model_options options = {
-        .path = MODEL, .backend = "cpu", .threads = 2, .cache_memory = (uint64_t)64 << 20};
-    struct calla_model *model = calla_model_open(&options, NULL);
-    assert_non_null(model);
+    struct calla_model *model = cpu_model(MODEL, (uint64_t)64 << 20);
     struct calla_session *session = calla_session_open(model, NULL, NULL);
     assert_non_null(session);
     static const char request[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"Count on.\"}],"

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "backend/host.h"
+#include "checkpoint_fixture.h"
 #include "engine/engine.h"
 
 #define MODEL "tests/data/forward"
@@ -14,24 +15,10 @@
 
 static int32_t texts[SESSIONS][ROUNDS * PIECE];
 
-static struct calla_model *open_model(uint64_t cache_memory) {
-    struct calla_model_options options = {
-        .path = MODEL, .backend = "cpu", .threads = 2, .cache_memory = cache_memory};
-    struct calla_error error = {0};
-    struct calla_model *model = calla_model_open(&options, &error);
-    if (model == NULL)
-        fail_msg("%s", error.message);
-    return model;
-}
-
 static int make_texts(void **state) {
     (void)state;
-    uint32_t random = 5;
-    for (size_t i = 0; i < SESSIONS; i++)
-        for (size_t j = 0; j < ROUNDS * PIECE; j++) {
-            random = random * 1664525u + 1013904223u;
-            texts[i][j] = (int32_t)(random >> 24);
-        }
+    for (uint32_t i = 0; i < SESSIONS; i++)
+        some_tokens(texts[i], ROUNDS * PIECE, 5 + i);
     return 0;
 }
 
@@ -54,15 +41,9 @@ static void expect_counted(const struct kv_store *first, const struct kv_store *
                                 kv_store_segments(second));
 }
 
-static void read_all(struct calla_session *session, const int32_t *text, size_t count) {
-    struct calla_error error = {0};
-    if (!calla_session_read(session, text, count, NULL, NULL, &error))
-        fail_msg("%s", error.message);
-}
-
 static void expect_same(struct calla_session *session, struct calla_session *alone, const int32_t *text,
                         size_t count) {
-    read_all(alone, text, count);
+    read_all(alone, text, count, NULL);
     assert_memory_equal(calla_session_logits(session, NULL), calla_session_logits(alone, NULL),
                         session->model->config.vocabulary * sizeof(float));
 }
@@ -70,14 +51,14 @@ static void expect_same(struct calla_session *session, struct calla_session *alo
 /* All read a piece in turn: they keep out of each other's way. */
 static void growing_together(void **state) {
     (void)state;
-    struct calla_model *model = open_model(0), *other = open_model(0);
+    struct calla_model *model = cpu_model(MODEL, 0), *other = cpu_model(MODEL, 0);
     struct calla_session *sessions[SESSIONS], *alone = calla_session_open(other, NULL, NULL);
     const struct kv_store *store = store_of(model);
     for (size_t i = 0; i < SESSIONS; i++)
         assert_non_null(sessions[i] = calla_session_open(model, NULL, NULL));
     for (size_t round = 1; round <= ROUNDS; round++)
         for (size_t i = 0; i < SESSIONS; i++)
-            read_all(sessions[i], texts[i], round * PIECE);
+            read_all(sessions[i], texts[i], round * PIECE, NULL);
     uint64_t buffers = sessions[0]->device->kv_count;
     assert_int_equal(store->mappings, SESSIONS * buffers);
     expect_counted(store, store_of(other));
@@ -94,7 +75,7 @@ static void growing_together(void **state) {
 /* Three texts that part a little later each round, each in another session every time, with a fork of it that
  * goes on: their blocks lie scattered, and are shared. The most mappings that there were. */
 static uint64_t branch(uint64_t most) {
-    struct calla_model *model = open_model((uint64_t)1 << 30), *other = open_model(0);
+    struct calla_model *model = cpu_model(MODEL, (uint64_t)1 << 30), *other = cpu_model(MODEL, 0);
     struct calla_session *alone = calla_session_open(other, NULL, NULL), *sessions[3];
     struct kv_store *store = store_of(model);
     uint64_t largest = 0;
@@ -105,7 +86,7 @@ static uint64_t branch(uint64_t most) {
         for (size_t i = 0; i < 3; i++) {
             memcpy(texts[i + 1], texts[0], (round * PIECE - 100) * sizeof(int32_t));
             struct calla_session *session = sessions[(i + round) % 3];
-            read_all(session, texts[i + 1], round * PIECE);
+            read_all(session, texts[i + 1], round * PIECE, NULL);
             struct calla_session *fork = calla_session_fork(session, NULL);
             assert_non_null(fork);
             expect_counted(store, store_of(other));

@@ -2,6 +2,7 @@
  */
 #include "unit.h"
 
+#include "checkpoint_fixture.h"
 #include "engine/engine.h"
 #include "engine/prefix_cache.h"
 
@@ -10,22 +11,6 @@
 #define LONGEST 4000
 
 static int32_t texts[8][LONGEST];
-
-static struct calla_model *open_model(uint64_t cache_memory) {
-    struct calla_model_options options = {
-        .path = MODEL, .backend = "cpu", .threads = 2, .cache_memory = cache_memory};
-    struct calla_error error = {0};
-    struct calla_model *model = calla_model_open(&options, &error);
-    if (model == NULL)
-        fail_msg("%s", error.message);
-    return model;
-}
-
-static struct calla_session *session_of(struct calla_model *model) {
-    struct calla_session *session = calla_session_open(model, NULL, NULL);
-    assert_non_null(session);
-    return session;
-}
 
 static uint32_t draw(uint64_t *random, uint32_t below) {
     *random = *random * 6364136223846793005u + 1442695040888963407u;
@@ -52,8 +37,8 @@ static size_t read_some(struct calla_session *session, const int32_t *tokens, si
 /* Another session of the model continues, repeats, edits and branches. */
 static void nothing_is_read_twice(void **state) {
     (void)state;
-    struct calla_model *model = open_model((uint64_t)1 << 30);
-    struct calla_session *first = session_of(model), *second = session_of(model);
+    struct calla_model *model = cpu_model(MODEL, (uint64_t)1 << 30);
+    struct calla_session *first = checkpoint_session(model), *second = checkpoint_session(model);
     int32_t *text = texts[0];
     assert_int_equal(read_some(first, text, 3000), 3000);
     /* The same once more; one token more; and a rewind to within an interval. */
@@ -82,8 +67,8 @@ static void nothing_is_read_twice(void **state) {
 
 static void turns_are_stops(void **state) {
     (void)state;
-    struct calla_model *model = open_model((uint64_t)1 << 30);
-    struct calla_session *session = session_of(model);
+    struct calla_model *model = cpu_model(MODEL, (uint64_t)1 << 30);
+    struct calla_session *session = checkpoint_session(model);
     int32_t turn = tokenizer_added(model->tokenizer, "<|im_start|>");
     assert_true(turn >= 0);
     /* A system prompt of 300 tokens, a question of 50, the opening of a reply. */
@@ -110,8 +95,8 @@ static void turns_are_stops(void **state) {
  * piece. */
 static void a_retry_computes_little(void **state) {
     (void)state;
-    struct calla_model *model = open_model((uint64_t)1 << 30);
-    struct calla_session *session = session_of(model);
+    struct calla_model *model = cpu_model(MODEL, (uint64_t)1 << 30);
+    struct calla_session *session = checkpoint_session(model);
     int32_t turn = tokenizer_added(model->tokenizer, "<|im_start|>");
     const size_t question = 2500, count = question + 4;
     static int32_t prompt[LONGEST];
@@ -140,13 +125,13 @@ static void a_retry_computes_little(void **state) {
 /* The budget is never exceeded, not even while a snapshot is taken, and what was used lately survives. */
 static void memory_has_a_bound(void **state) {
     (void)state;
-    struct calla_model *model = open_model(0);
+    struct calla_model *model = cpu_model(MODEL, 0);
     struct calla_model_info model_info;
     calla_model_info(model, &model_info);
     calla_model_close(model);
     uint64_t budget = 6 * (model_info.session_bytes + 1024 * model_info.bytes_per_position);
-    model = open_model(budget);
-    struct calla_session *session = session_of(model);
+    model = cpu_model(MODEL, budget);
+    struct calla_session *session = checkpoint_session(model);
     struct calla_cache_info info;
     for (size_t round = 0; round < 18; round++) {
         size_t which = round % 3 == 0 ? 0 : round % 8;
@@ -161,8 +146,8 @@ static void memory_has_a_bound(void **state) {
     calla_session_close(session);
     calla_model_close(model);
     /* Too little for even one. */
-    model = open_model(1000);
-    session = session_of(model);
+    model = cpu_model(MODEL, 1000);
+    session = checkpoint_session(model);
     assert_int_equal(read_some(session, texts[1], 1500), 1500);
     calla_cache_info(model, &info);
     assert_int_equal(info.memory_peak, 0);
@@ -178,8 +163,8 @@ static bool stop_after(void *user, const char *what, uint64_t done, uint64_t tot
 
 static void a_cancelled_reading_is_not_lost(void **state) {
     (void)state;
-    struct calla_model *model = open_model((uint64_t)1 << 30);
-    struct calla_session *session = session_of(model);
+    struct calla_model *model = cpu_model(MODEL, (uint64_t)1 << 30);
+    struct calla_session *session = checkpoint_session(model);
     uint64_t most = 2000;
     struct calla_progress progress = {stop_after, &most};
     struct calla_error error = {0};
@@ -197,13 +182,13 @@ static void random_histories(void **state) {
     (void)state;
     uint64_t random = 11;
     for (int budget = 0; budget < 2; budget++) {
-        struct calla_model *plain = open_model(0);
+        struct calla_model *plain = cpu_model(MODEL, 0);
         struct calla_model_info info;
         calla_model_info(plain, &info);
         uint64_t tight = 2 * info.session_bytes + 700 * info.bytes_per_position;
-        struct calla_model *cached = open_model(budget == 0 ? tight : (uint64_t)1 << 30);
-        struct calla_session *fresh = session_of(plain),
-                             *sessions[2] = {session_of(cached), session_of(cached)};
+        struct calla_model *cached = cpu_model(MODEL, budget == 0 ? tight : (uint64_t)1 << 30);
+        struct calla_session *fresh = checkpoint_session(plain),
+                             *sessions[2] = {checkpoint_session(cached), checkpoint_session(cached)};
         size_t bytes = plain->config.vocabulary * sizeof(float);
         int32_t turn = tokenizer_added(plain->tokenizer, "<|im_start|>");
         static int32_t text[LONGEST], known[24][LONGEST];

@@ -1,38 +1,18 @@
 /* What the mixture of experts does besides products: sorting the chosen experts, swiglu, the weighted sum. */
 #include "backend/cpu/cpu.h"
+#include "backend/pair_order.h"
 
 static size_t one_unit(const struct cpu_task *task) {
     (void)task;
     return 1;
 }
 
-/* ids[T,K] -> starts[E+1], order[T*K]: counting sort. Unit: all of it. */
+/* ids[T,K] -> starts[E+1], order[T*K]. Unit: all of it. */
 static void sort_run(const struct cpu_task *task, size_t begin, size_t end) {
-    if (begin == end)
-        return;
-    const struct view *ids = &task->op->views[0];
-    int32_t *starts = int_row(&task->op->views[1], 0), *order = int_row(&task->op->views[2], 0);
-    size_t experts = task->op->op.constants.experts;
-    /* starts[e + 1] counts the pairs of expert e, then is where they begin, and at last where they end. */
-    memset(starts, 0, (experts + 1) * sizeof *starts);
-    for (size_t t = 0; t < ids->rows; t++)
-        for (size_t k = 0; k < ids->columns; k++) {
-            size_t expert = (size_t)int_row(ids, t)[k];
-            if (expert < experts)
-                starts[expert + 1]++;
-        }
-    int32_t start = 0;
-    for (size_t e = 1; e <= experts; e++) {
-        int32_t count = starts[e];
-        starts[e] = start;
-        start += count;
-    }
-    for (size_t t = 0; t < ids->rows; t++)
-        for (size_t k = 0; k < ids->columns; k++) {
-            size_t expert = (size_t)int_row(ids, t)[k];
-            if (expert < experts)
-                order[starts[expert + 1]++] = (int32_t)(t * ids->columns + k);
-        }
+    const struct view *views = task->op->views, *ids = &views[0];
+    if (begin < end)
+        pair_order(int_row(ids, 0), ids->rows, ids->columns, (uint32_t)ids->stride,
+                   task->op->op.constants.experts, int_row(&views[1], 0), int_row(&views[2], 0));
 }
 
 const struct cpu_op cpu_expert_sort = {.units = one_unit, .run = sort_run};

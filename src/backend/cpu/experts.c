@@ -260,7 +260,7 @@ static void gate_up_run(const struct cpu_task *task, size_t begin, size_t end) {
     }
     const struct view *x = &task->op->views[0], *ids = after_input(task->op);
     const struct view *matrices = gate_up_matrices(task), *routed = &matrices[4], *shared = &matrices[5];
-    struct routing routing = routing_of(ids, gate_up_is_sorted(task));
+    struct routing routing = routing_of(ids, true);
     struct expert_workspace *memory = task->workspace;
     size_t shared_panels = panels_of(shared->columns), panels = panels_of(routed->columns);
     for (size_t unit = begin; unit < end; unit++) {
@@ -384,21 +384,31 @@ static void down_run_one(const struct cpu_task *task, size_t begin, size_t end) 
     }
 }
 
-static void down_finish(const struct cpu_task *task) {
+/* Columns [column, column + PANEL_ROWS) of row t of y += the products of its experts, weighted. Product k
+ * begins at products + stride * place, the place being k or positions[k]. */
+static void down_add(const struct cpu_task *task, size_t t, size_t column, const float *products,
+                     size_t stride, const uint32_t *positions, const float *from_shared) {
     const struct view *y = &down_matrices(task)[2];
-    size_t chosen = task->op->views[0].rows, stride = down_columns(task);
+    const float *weights = float_row(&task->op->views[3], t);
+    size_t chosen = task->op->views[2].columns;
+    float sums[PANEL_ROWS] = {0}, *out = float_row(y, t) + column;
+    for (size_t k = 0; k < chosen; k++) {
+        const float *product = products + (positions == NULL ? k : positions[k]) * stride;
+        for (size_t r = 0; r < PANEL_ROWS; r++)
+            sums[r] += weights[k] * product[r];
+    }
+    for (size_t r = 0; r < least(y->columns - column, PANEL_ROWS); r++)
+        out[r] += sums[r] + weights[chosen] * from_shared[r];
+}
+
+static void down_finish(const struct cpu_task *task) {
     if (down_is_sorted(task))
         return;
-    const float *weights = float_row(&task->op->views[3], 0);
-    for (size_t column = 0; column < y->columns; column += PANEL_ROWS) {
-        const float *products = down_products(task) + column;
-        float sums[PANEL_ROWS] = {0}, *out = float_row(y, 0) + column;
-        for (size_t k = 0; k < chosen; k++, products += stride)
-            for (size_t r = 0; r < PANEL_ROWS; r++)
-                sums[r] += weights[k] * products[r];
-        for (size_t r = 0; r < least(y->columns - column, PANEL_ROWS); r++)
-            out[r] += sums[r] + weights[chosen] * products[r];
-    }
+    const float *products = down_products(task), *from_shared = products;
+    size_t stride = down_columns(task);
+    from_shared += task->op->views[0].rows * stride;
+    for (size_t column = 0; column < stride; column += PANEL_ROWS)
+        down_add(task, 0, column, products + column, stride, NULL, from_shared + column);
 }
 
 static void down_run(const struct cpu_task *task, size_t begin, size_t end) {
@@ -407,7 +417,7 @@ static void down_run(const struct cpu_task *task, size_t begin, size_t end) {
         return;
     }
     const struct view *routed = &task->op->views[0], *shared = &task->op->views[1];
-    const struct view *ids = &task->op->views[2], *scores = &task->op->views[3];
+    const struct view *ids = &task->op->views[2];
     const struct view *matrices = down_matrices(task), *y = &matrices[2];
     struct routing routing = {ids, int_row(&task->op->views[4], 0), int_row(&task->op->views[5], 0)};
     struct operand_rows routed_input = rows_for(task, &matrices[0], routed, task->shared);
@@ -434,18 +444,9 @@ static void down_run(const struct cpu_task *task, size_t begin, size_t end) {
                          index + group.first, group.count, products + group.first * PANEL_ROWS, panel);
         }
         multiply(task, &shared_until_end, column, rows, &shared_input, NULL, y->rows, from_shared, panel);
-        for (size_t t = 0; t < y->rows; t++) {
-            const float *weights = float_row(scores, t);
-            float sums[PANEL_ROWS] = {0};
-            for (size_t k = 0; k < chosen; k++) {
-                const float *product = products + position_of[t * chosen + k] * (size_t)PANEL_ROWS;
-                for (size_t r = 0; r < PANEL_ROWS; r++)
-                    sums[r] += weights[k] * product[r];
-            }
-            float *out = float_row(y, t) + column;
-            for (size_t r = 0; r < rows; r++)
-                out[r] += sums[r] + weights[chosen] * from_shared[t * PANEL_ROWS + r];
-        }
+        for (size_t t = 0; t < y->rows; t++)
+            down_add(task, t, column, products, PANEL_ROWS, position_of + t * chosen,
+                     from_shared + t * PANEL_ROWS);
     }
 }
 

@@ -346,4 +346,8 @@ static inline bool wide(const struct cuda_view *matrix) {
     return matrix->scale_dtype != DTYPE_BF16;
 }
 
+static __device__ __forceinline__ float silu(float x) {
+    return x / (1 + __expf(-x));
+}
+
 #endif

@@ -24,10 +24,6 @@ static __device__ __forceinline__ uint32_t id_within(int32_t id, uint32_t expert
     return (uint32_t)id < experts ? (uint32_t)id : 0;
 }
 
-static __device__ __forceinline__ float silu(float x) {
-    return x / (1 + __expf(-x));
-}
-
 /* Unit: 16 rows of the gate and the same of the up matrix; the shared expert's first. Block b has the units
  * b, b + blocks, ... */
 template <bool WIDE_SCALES, bool NORMALISE>

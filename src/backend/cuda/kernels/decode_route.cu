@@ -6,7 +6,6 @@
  * unit is 16 rows of the gate and the same of the up matrix; the shared expert's come first. Block b has the
  * units b, b + blocks, ...; a warp has one quad of columns of their gate or of their up rows, and copies its
  * own tiles, SLOTS quads ahead. */
-#include "backend/cuda/decode.h"
 #include "backend/cuda/kernels/decode_router.cuh"
 
 #define WARPS ROUTER_WARPS
@@ -16,20 +15,13 @@
 #define SLOTS 3 /* quads of a warp that are on their way at once */
 
 struct route_parameters {
-    const float *x, *norm;
-    const unsigned char *codes, *gate_codes; /* of the router, of the shared expert's gate */
-    const float2 *pairs, *gate_pairs;
+    router_parameters router;
     const unsigned char *matrices[2], *shared[2]; /* gate, up */
-    int32_t *ids;
-    float *scores, *routed, *shared_y;
-    uint32_t experts, chosen, quads;
-    uint32_t expert_tiles, shared_tiles; /* row tiles of one expert's matrix, of the shared one's */
-    float router_epsilon, epsilon;
+    float *routed, *shared_y;
+    uint32_t quads, expert_tiles,
+        shared_tiles; /* of columns; row tiles of one expert's matrix, of the shared one's */
+    float epsilon;
 };
-
-static __device__ __forceinline__ float silu(float x) {
-    return x / (1 + __expf(-x));
-}
 
 template <bool WIDE_SCALES, bool NORMALISE>
 static __global__ __maxnreg__(96) void decode_route(const __grid_constant__ route_parameters p) {
@@ -43,13 +35,13 @@ static __global__ __maxnreg__(96) void decode_route(const __grid_constant__ rout
     __shared__ float partials[MAX_UNITS][2][ROUTER_QUADS][CUDA_TILE_ROWS];
     __shared__ int32_t ids[ROUTER_CHOSEN];
     __shared__ float scores[ROUTER_CHOSEN];
-    uint32_t columns = p.quads * QUAD_COLUMNS;
+    uint32_t columns = p.router.columns;
     uint32_t rank = cluster_rank(), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     uint32_t quad = warp % ROUTER_QUADS, turn = warp / ROUTER_QUADS;
     uint32_t router_row = rank * ROUTER_ROWS + turn * CUDA_TILE_ROWS;
-    uint32_t units = p.shared_tiles + p.chosen * p.expert_tiles;
+    uint32_t units = p.shared_tiles + p.router.chosen * p.expert_tiles;
     uint32_t count = blockIdx.x < units ? (units - blockIdx.x + gridDim.x - 1) / gridDim.x : 0;
-    bool works = quad < p.quads, routes = works && router_row < p.experts;
+    bool works = quad < p.quads, routes = works && router_row < p.router.experts;
     bool gates = turn == 1 && quad == rank && works && blockIdx.x < ROUTER_CLUSTER;
     unsigned char *slots = shared + warp * SLOTS * QUAD;
 
@@ -72,7 +64,8 @@ static __global__ __maxnreg__(96) void decode_route(const __grid_constant__ rout
             barrier_init(&barriers[warp][i], 1);
         if (warp == 0) {
             barrier_init(&received, 1);
-            copy_expect(&received, (p.experts + (blockIdx.x == 0 ? p.quads : 0)) * (uint32_t)sizeof(float));
+            copy_expect(&received,
+                        (p.router.experts + (blockIdx.x == 0 ? p.quads : 0)) * (uint32_t)sizeof(float));
         }
         barrier_fence();
         if (works)
@@ -84,15 +77,15 @@ static __global__ __maxnreg__(96) void decode_route(const __grid_constant__ rout
     router_codes loaded;
     float norm[8], gate_weights[8];
     if (routes)
-        loaded = router_load(p.codes, p.pairs, router_row, columns, quad, lane);
+        loaded = router_load(p.router.codes, p.router.pairs, router_row, columns, quad, lane);
     if (NORMALISE && works)
-        quad_load(p.norm + quad * QUAD_COLUMNS, lane, norm);
+        quad_load(p.router.norm + quad * QUAD_COLUMNS, lane, norm);
     cluster_wait();
     cuda_await_previous();
 
     float x[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     if (works)
-        quad_load(p.x + quad * QUAD_COLUMNS, lane, x);
+        quad_load(p.router.x + quad * QUAD_COLUMNS, lane, x);
     if (NORMALISE && works) {
         float square = 0;
 #pragma unroll
@@ -118,16 +111,16 @@ static __global__ __maxnreg__(96) void decode_route(const __grid_constant__ rout
             mean += squares[i];
         mean /= (float)columns;
     }
-    float router_scale = NORMALISE ? rsqrtf(mean + p.router_epsilon) : 1;
+    float router_scale = NORMALISE ? rsqrtf(mean + p.router.epsilon) : 1;
     /* Warp w sends the sums of all rows to block w. */
-    if (warp < ROUTER_CLUSTER && rank * ROUTER_ROWS + lane < p.experts) {
+    if (warp < ROUTER_CLUSTER && rank * ROUTER_ROWS + lane < p.router.experts) {
         float sum = 0;
         for (uint32_t i = 0; i < p.quads; i++)
             sum += router_partials[i][lane];
         send(&logits[rank * ROUTER_ROWS + lane], sum * router_scale, &received, warp);
     }
     if (gates) {
-        gate_load(p.gate_codes, p.gate_pairs, NULL, quad, lane, gate_weights);
+        gate_load(p.router.gate_codes, p.router.gate_pairs, NULL, quad, lane, gate_weights);
         float sum = 0;
 #pragma unroll
         for (int i = 0; i < 8; i++)
@@ -138,7 +131,7 @@ static __global__ __maxnreg__(96) void decode_route(const __grid_constant__ rout
     }
     if (warp == 0) {
         barrier_wait(&received, 0);
-        choose(logits, p.experts, p.chosen, lane, ids, scores);
+        choose(logits, p.router.experts, p.router.chosen, lane, ids, scores);
     }
     quad_input input;
     if (warp != 0)
@@ -149,15 +142,15 @@ static __global__ __maxnreg__(96) void decode_route(const __grid_constant__ rout
             if (!is_shared(i))
                 start_copy(i);
     if (blockIdx.x == 0 && warp == 0) {
-        if (lane < p.chosen) {
-            p.ids[lane] = ids[lane];
-            p.scores[lane] = scores[lane];
+        if (lane < p.router.chosen) {
+            p.router.ids[lane] = ids[lane];
+            p.router.scores[lane] = scores[lane];
         }
         float sum = 0;
         for (uint32_t i = 0; i < p.quads; i++)
             sum += gate_parts[i];
         if (lane == 0)
-            p.scores[p.chosen] = 1 / (1 + expf(-sum * router_scale));
+            p.router.scores[p.router.chosen] = 1 / (1 + expf(-sum * router_scale));
         __threadfence();
         __syncwarp();
     }
@@ -228,29 +221,18 @@ bool cuda_decode_route_fits(const struct cuda_op *ops, const struct cuda_device 
 
 cudaError_t cuda_decode_route_launch(const struct cuda_op *op, const struct cuda_device *device,
                                      void *workspace, cudaStream_t stream) {
+    const struct cuda_view *ids = &op[1].views[op[1].op.constants.normalise ? 2 : 1];
     route_parameters p = {};
-    bool normalise = op->op.constants.normalise;
-    const struct cuda_view *matrices = &op->views[normalise ? 2 : 1], *ids = &op[1].views[normalise ? 2 : 1];
-    p.x = (const float *)op->views[0].data;
-    p.norm = normalise ? (const float *)op->views[1].data : NULL;
-    p.codes = (const unsigned char *)matrices[0].data;
-    p.pairs = (const float2 *)matrices[0].scales;
-    p.gate_codes = (const unsigned char *)matrices[1].data;
-    p.gate_pairs = (const float2 *)matrices[1].scales;
-    p.ids = (int32_t *)matrices[2].data;
-    p.scores = (float *)matrices[3].data;
+    p.router = router_parameters_of(op);
     p.matrices[0] = (const unsigned char *)ids[1].data;
     p.matrices[1] = (const unsigned char *)ids[2].data;
     p.shared[0] = (const unsigned char *)ids[3].data;
     p.shared[1] = (const unsigned char *)ids[4].data;
     p.routed = (float *)ids[5].data;
     p.shared_y = (float *)ids[6].data;
-    p.experts = matrices[0].rows;
-    p.chosen = matrices[2].columns;
-    p.quads = op->views[0].columns / QUAD_COLUMNS;
+    p.quads = p.router.columns / QUAD_COLUMNS;
     p.expert_tiles = ids[5].columns / CUDA_TILE_ROWS;
     p.shared_tiles = ids[6].columns / CUDA_TILE_ROWS;
-    p.router_epsilon = op->op.constants.epsilon;
     p.epsilon = op[1].op.constants.epsilon;
     (void)workspace;
     return decode_launch(kernel_for(&op[1]), device, ROUTER_CLUSTER, BLOCKS, 32 * WARPS,

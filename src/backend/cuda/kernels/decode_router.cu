@@ -1,17 +1,6 @@
 /* OP_ROUTER for one row: logits of all experts, softmax, the largest, and the shared expert's gate. One
  * cluster of blocks, whose logits meet in the first block's shared memory. */
-#include "backend/cuda/decode.h"
 #include "backend/cuda/kernels/decode_router.cuh"
-
-struct router_parameters {
-    const float *x, *norm;
-    const unsigned char *codes, *gate_codes;
-    const float2 *pairs, *gate_pairs; /* scale and bias of each group */
-    int32_t *ids;
-    float *scores;
-    uint32_t experts, chosen, columns;
-    float epsilon;
-};
 
 template <bool NORMALISE>
 static __global__
@@ -108,22 +97,8 @@ bool cuda_decode_router_fits(const struct cuda_op *op, const struct cuda_device 
 cudaError_t cuda_decode_router_launch(const struct cuda_op *op, const struct cuda_device *device,
                                       void *workspace, cudaStream_t stream) {
     (void)workspace;
-    router_parameters p = {};
-    bool normalise = op->op.constants.normalise;
-    const struct cuda_view *matrices = &op->views[normalise ? 2 : 1];
-    p.x = (const float *)op->views[0].data;
-    p.norm = normalise ? (const float *)op->views[1].data : NULL;
-    p.codes = (const unsigned char *)matrices[0].data;
-    p.pairs = (const float2 *)matrices[0].scales;
-    p.gate_codes = (const unsigned char *)matrices[1].data;
-    p.gate_pairs = (const float2 *)matrices[1].scales;
-    p.ids = (int32_t *)matrices[2].data;
-    p.scores = (float *)matrices[3].data;
-    p.experts = matrices[0].rows;
-    p.chosen = matrices[2].columns;
-    p.columns = op->views[0].columns;
-    p.epsilon = op->op.constants.epsilon;
+    router_parameters p = router_parameters_of(op);
     uint32_t threads = 32 * (ROUTER_WARPS + 1);
-    return decode_launch(normalise ? decode_router<true> : decode_router<false>, device, ROUTER_CLUSTER,
+    return decode_launch(p.norm != NULL ? decode_router<true> : decode_router<false>, device, ROUTER_CLUSTER,
                          ROUTER_CLUSTER, threads, 0, stream, p);
 }

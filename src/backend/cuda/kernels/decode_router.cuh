@@ -7,6 +7,7 @@
 #ifndef CALLA_BACKEND_CUDA_KERNELS_DECODE_ROUTER_CUH
 #define CALLA_BACKEND_CUDA_KERNELS_DECODE_ROUTER_CUH
 
+#include "backend/cuda/decode.h"
 #include "backend/cuda/kernels/decode.cuh"
 
 #define ROUTER_QUADS 8 /* at most, of 256 columns */
@@ -16,6 +17,36 @@
 #define ROUTER_EXPERTS (ROUTER_CLUSTER * ROUTER_ROWS) /* at most */
 #define ROUTER_WARPS (ROUTER_QUADS * ROUTER_TILES)
 #define ROUTER_CHOSEN 32 /* at most */
+
+/* The op. */
+struct router_parameters {
+    const float *x, *norm;                   /* norm NULL: x is used as it is */
+    const unsigned char *codes, *gate_codes; /* of the router, of the shared expert's gate */
+    const float2 *pairs, *gate_pairs;        /* scale and bias of each group */
+    int32_t *ids;
+    float *scores;
+    uint32_t experts, chosen, columns;
+    float epsilon;
+};
+
+static inline router_parameters router_parameters_of(const struct cuda_op *op) {
+    bool normalise = op->op.constants.normalise;
+    const struct cuda_view *views = op->views, *matrices = &views[normalise ? 2 : 1];
+    router_parameters p = {};
+    p.x = (const float *)views[0].data;
+    p.norm = normalise ? (const float *)views[1].data : NULL;
+    p.codes = (const unsigned char *)matrices[0].data;
+    p.pairs = (const float2 *)matrices[0].scales;
+    p.gate_codes = (const unsigned char *)matrices[1].data;
+    p.gate_pairs = (const float2 *)matrices[1].scales;
+    p.ids = (int32_t *)matrices[2].data;
+    p.scores = (float *)matrices[3].data;
+    p.experts = matrices[0].rows;
+    p.chosen = matrices[2].columns;
+    p.columns = views[0].columns;
+    p.epsilon = op->op.constants.epsilon;
+    return p;
+}
 
 /* A lane's part of 16 rows and 256 columns: rows lane / 4 and that + 8 of four groups, 16 columns from 16
  * (lane % 4). */
