@@ -18,8 +18,8 @@ struct route_parameters {
     router_parameters router;
     const unsigned char *matrices[2], *shared[2]; /* gate, up */
     float *routed, *shared_y;
-    uint32_t quads, expert_tiles,
-        shared_tiles; /* of columns; row tiles of one expert's matrix, of the shared one's */
+    uint32_t quads;
+    uint32_t expert_tiles, shared_tiles; /* row tiles of one expert's matrix, of the shared one's */
     float epsilon;
 };
 
