@@ -5,19 +5,16 @@
 
 #include "unit.h"
 
-#include <stdio.h>
-#include <unistd.h>
-
 #include "backend/metal/metal_backend.h"
 #include "metal_emulator/metal_emulator.h"
 #include "plan/policy.h"
+#include "scratch.h"
 
 enum { VOCABULARY = 64, ROWS = 4, KV_ROWS = 1000, KV_COLUMNS = 8 };
 
 /* A model of one table: the logits after a token are its row. */
 struct machine {
-    FILE *file;
-    char path[64];
+    char *folder; /* with the table's file */
     struct file opened;
     struct weight weight;
     struct weights weights;
@@ -31,17 +28,14 @@ struct machine {
 static void machine_open(struct machine *machine, const struct metal_emulator_options *options) {
     memset(machine, 0, sizeof *machine);
     metal_emulator_use(options);
-    strcpy(machine->path, "/tmp/calla-metal-XXXXXX");
-    int descriptor = mkstemp(machine->path);
-    assert_true(descriptor >= 0);
-    machine->file = fdopen(descriptor, "wb");
-    assert_non_null(machine->file);
     for (int i = 0; i < VOCABULARY; i++)
         for (int j = 0; j < VOCABULARY; j++)
             machine->table[i][j] = j == (i * 13 + 7) % VOCABULARY ? 5 : (float)((i * j) % 17) / 10;
-    fwrite(machine->table, sizeof machine->table, 1, machine->file);
-    fflush(machine->file);
-    assert_true(file_open(&machine->opened, machine->path, NULL));
+    machine->folder = scratch_new();
+    scratch_write(machine->folder, "table", machine->table, sizeof machine->table);
+    char *path = scratch_path(machine->folder, "table");
+    assert_true(file_open(&machine->opened, path, NULL));
+    free(path);
     static char name[] = "table";
     machine->weight = (struct weight){
         .module = name, .dtype = DTYPE_F32, .matrices = 1, .rows = VOCABULARY, .columns = VOCABULARY};
@@ -78,8 +72,7 @@ static void machine_start(struct machine *machine) {
 static void machine_close(struct machine *machine) {
     metal_backend.close(machine->backend);
     file_close(&machine->opened);
-    fclose(machine->file);
-    unlink(machine->path);
+    scratch_remove(machine->folder);
 }
 
 static struct device_session *session_of(struct machine *machine) {
