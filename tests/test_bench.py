@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as xml
+from pathlib import Path
 
 import pytest
 
@@ -216,6 +217,15 @@ def test_a_policy_is_compared_in_turn(bench):
         assert figure["ratio"]["least"] == pytest.approx(ratios[0]) and figure["ratio"]["count"] == 2
 
 
+def test_a_policy_named_twice_is_compared_once(bench):
+    report = json.loads(
+        bench("--ablate", "fuse_norm", "--ablate", "chunk_rows", "--ablate", "fuse_norm", "--decode", "4", "--json", "-")
+    )
+    assert [(entry["policy"], entry["alternative"]) for entry in report["ablation"]] == [
+        ("fuse_norm", "off"), ("chunk_rows", "256"), ("chunk_rows", "1024")
+    ]  # fmt: skip
+
+
 def test_all_policies_are_listed(bench, calla):
     known = json.loads(calla("info", "--json").stdout)["policies"]
     report = json.loads(
@@ -322,6 +332,7 @@ def test_mlx_lm_itself(bench):
         (["--ablate", "all", "--against", "mlx-lm"], 2, ["--ablate", "--against"]),
         (["--ablate", "all", "--plot", "x.svg"], 2, ["--plot"]),
         (["--json", "same", "--plot", "same"], 2, ["same"]),
+        (["--plot", "-"], 2, ["--plot", "file"]),
         (["--policy", "concurrent=x"], 2, ["concurrent"]),
         (["DIR"], 2, ["-m"]),
         (["--prefill", "1000K"], 1, ["--prefill", "1024000"]),
@@ -359,19 +370,109 @@ def test_ctrl_c_leaves_what_was_measured(binary, tmp_path):
     xml.parse(tmp_path / "p.svg")
 
 
-def test_ctrl_c_ends_the_other_side_too(binary, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_other_side_too(binary, tmp_path, number):
+    """Python that ignores SIGTERM, and what it started."""
+    pids = tmp_path / "pids"
     env = interpreter(
         tmp_path,
-        'import os\nopen(sys.argv[0] + ".pid", "w").write(str(os.getpid()))\n' + HELLO + "input()\ntime.sleep(600)",
-    )
+        "import os, signal, subprocess\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nchild = subprocess.Popen(['sleep', '600'])\n"
+        + f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}')\n" + HELLO + "input()\ntime.sleep(600)",
+    )  # fmt: skip
     process = subprocess.Popen(
         [binary, "bench", *QUICK, "--against", "mlx-lm", "--prefill", "8", "--json", tmp_path / "r.json"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(**env),
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )  # fmt: skip
     time.sleep(2)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     output, errors = process.communicate(timeout=30)
-    assert process.returncode == 130 and output == "", errors
-    assert not (tmp_path / "r.json").exists()
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "python.pid").read_text()), 0)
+    assert process.returncode == 128 + number and output == ""
+    assert errors == "calla bench: The measurements were stopped.\n"
+    assert not list(tmp_path.glob("r.json*"))
+    for pid in pids.read_text().split():
+        assert ended(int(pid))
+
+
+def ended(pid):
+    """Whether a process is gone within some seconds, or only waits to be buried."""
+    for _ in range(50):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            pass
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_mlx_lm_does_not_outlive_a_bench_that_is_killed(binary, tmp_path):
+    """The script itself, in the middle of a long load, with a library of that name that is none."""
+    for package in ["mlx", "mlx_lm"]:
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
+    (tmp_path / "mlx" / "core.py").write_text("def default_device():\n    return 'none'\n")
+    (tmp_path / "mlx_lm" / "generate.py").write_text("generate_step = generation_stream = wired_limit = None\n")
+    (tmp_path / "mlx_lm" / "utils.py").write_text(
+        f"import os, time\ndef load_model(folder):\n    open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n    time.sleep(600)\n"
+    )
+    for package in ["mlx", "mlx_lm"]:
+        (tmp_path / f"{package}-1.0.dist-info").mkdir()
+        (tmp_path / f"{package}-1.0.dist-info" / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {package.replace('_', '-')}\nVersion: 1.0\n"
+        )
+    process = subprocess.Popen(
+        [binary, "bench", *QUICK, "--against", "mlx-lm", "--prefill", "8"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        env=environment(CALLA_PYTHON=sys.executable, PYTHONPATH=str(tmp_path)),
+    )  # fmt: skip
+    deadline = time.monotonic() + 30
+    while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()):
+        assert time.monotonic() < deadline and process.poll() is None, process.stderr.read()
+        time.sleep(0.1)
+    process.kill()
+    process.communicate()
+    assert ended(int((tmp_path / "pid").read_text()))
+
+
+# Output that nobody can have
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+@pytest.mark.parametrize(
+    "command, parts",
+    [
+        ('"$@" >&-', ["Standard output", "Bad file"]),
+        ('"$@" >/dev/full', ["Standard output", "No space"]),
+        ('{ sleep 1; "$@"; } | true; exit "${PIPESTATUS[0]}"', ["Nobody reads"]),
+    ],
+)
+def test_output_that_nobody_gets_is_found_first(binary, tmp_path, command, parts):
+    result = subprocess.run(
+        ["bash", "-c", command, "bash", binary, "bench", "--quiet", "--decode", "2K", "--real-context", "--tokens", "1000",
+         "--json", tmp_path / "r.json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), timeout=10,
+    )  # fmt: skip
+    assert result.returncode == 1 and len(result.stderr.splitlines()) == 1
+    assert all(part in result.stderr for part in parts), result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tokenizer_without_the_models_end_tokens(calla, model, tmp_path):
+    """Such tokens are never drawn, so there is nothing to keep from being drawn."""
+    for file in model.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    for name in ["config.json", "generation_config.json"]:
+        config = json.loads((model / name).read_text())
+        config["eos_token_id"] = [4094, 4095]
+        (tmp_path / name).unlink()
+        (tmp_path / name).write_text(json.dumps(config))
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["text_config"]["eos_token_id"] = 4094
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    result = calla("bench", "-m", tmp_path, *QUICK[1:], "--prefill", "8", "--decode", "8", "--json", "-")
+    assert result.returncode == 0 and json.loads(result.stdout)["decode"][0]["tokens_per_second"]["count"] == 2
+    assert "end token" in result.stderr

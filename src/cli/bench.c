@@ -3,7 +3,7 @@
  * Everything that can be wrong with the request is found before the first measurement. Then come the rounds
  * (bench_rounds.c), or the comparison of policies (bench_ablate.c); after them the bandwidth is measured in a
  * process that holds no model any more, and the results are held against the plan: each with the bandwidth
- * beside it, where that could be read off, and otherwise with this one. Ctrl-C and errors leave a report of
+ * beside it, where that could be read off, and otherwise with this one. Signals and errors leave a report of
  * what was measured until then. */
 #include "cli/bench.h"
 
@@ -50,6 +50,10 @@ static bool parse_lengths(struct bench *bench, const struct bench_flags *flags, 
                      BENCH_MOST_LENGTHS);
 }
 
+static bool to_file(const char *path) {
+    return path != NULL && strcmp(path, "-") != 0;
+}
+
 static bool check_usage(struct bench *bench, const struct bench_flags *flags, struct calla_error *error) {
     if (!model_flags_check(&bench->model, error) || !parse_lengths(bench, flags, error))
         return false;
@@ -61,6 +65,9 @@ static bool check_usage(struct bench *bench, const struct bench_flags *flags, st
             error, CALLA_BAD_INPUT,
             "--plot draws speeds over the context, which --ablate does not measure; leave out one "
             "of them.");
+    if (bench->plot_path != NULL && !to_file(bench->plot_path))
+        return error_set(error, CALLA_BAD_INPUT,
+                         "--plot writes a file, not standard output; name one, such as speeds.svg.");
     if (bench->plot_path != NULL && bench->json_path != NULL &&
         strcmp(bench->plot_path, bench->json_path) == 0)
         return error_set(error, CALLA_BAD_INPUT, "--json and --plot name the same file, %.200s.",
@@ -80,13 +87,10 @@ static bool check_usage(struct bench *bench, const struct bench_flags *flags, st
     return bench_ablate_choose(bench, error);
 }
 
-static bool to_file(const char *path) {
-    return path != NULL && strcmp(path, "-") != 0;
-}
-
 static bool open_outputs(const struct bench *bench, struct bench_outputs *outputs,
                          struct calla_error *error) {
-    return (!to_file(bench->json_path) || output_file_open(&outputs->json, bench->json_path, false, error)) &&
+    return standard_output_check(error) &&
+           (!to_file(bench->json_path) || output_file_open(&outputs->json, bench->json_path, false, error)) &&
            (bench->plot_path == NULL || output_file_open(&outputs->plot, bench->plot_path, false, error));
 }
 

@@ -53,6 +53,13 @@ static const char *policy_name_at(const void *user, size_t index) {
     return policy_describe(&bench->policy, bench->class->name, index, &name, value, &applies) ? name : NULL;
 }
 
+static bool is_chosen(const struct bench *bench, const char *name) {
+    for (size_t i = 0; i < bench->ablation_count; i++)
+        if (strcmp(bench->ablations[i].name, name) == 0)
+            return true;
+    return false;
+}
+
 static bool choose(struct bench *bench, const char *wanted, struct calla_error *error) {
     bool all = strcmp(wanted, "all") == 0, found = false;
     const char *name;
@@ -60,7 +67,7 @@ static bool choose(struct bench *bench, const char *wanted, struct calla_error *
         if (!all && strcmp(name, wanted) != 0)
             continue;
         found = true;
-        if (!add_alternatives(bench, i, error))
+        if (!is_chosen(bench, name) && !add_alternatives(bench, i, error))
             return false;
     }
     if (found)

@@ -206,7 +206,8 @@ void bench_peer_close(struct bench *bench) {
     if (peer->output >= 0)
         close(peer->output);
     if (peer->process > 0) {
-        kill(peer->process, SIGTERM);
+        /* It has nothing to lose, and Python may be a script that started another program. */
+        kill(-peer->process, SIGKILL);
         while (waitpid(peer->process, NULL, 0) < 0 && errno == EINTR)
             ;
     }

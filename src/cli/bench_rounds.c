@@ -123,7 +123,8 @@ static size_t forbid_ends(const struct bench *bench, const struct calla_model *m
     static const char opening[] = "<|im_start|>"; /* ends a reply as well */
     size_t count = 0;
     for (uint32_t i = 0; i < bench->config.end_token_count; i++)
-        biases[count++] = (struct calla_logit_bias){bench->config.end_tokens[i], -INFINITY};
+        if ((uint32_t)bench->config.end_tokens[i] < bench->info.tokens) /* others are never drawn */
+            biases[count++] = (struct calla_logit_bias){bench->config.end_tokens[i], -INFINITY};
     struct calla_tokens tokens = {0};
     if (calla_tokenize(model, opening, sizeof opening - 1, true, &tokens, NULL) && tokens.count == 1)
         biases[count++] = (struct calla_logit_bias){tokens.ids[0], -INFINITY};

@@ -1,6 +1,7 @@
 /* calla chat: a conversation in the terminal, or line by line from a pipe.
  *
  * Each turn renders the whole conversation; the session has read most of it before and computes the rest. */
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -298,7 +299,7 @@ static bool converse(struct chat *chat, struct calla_error *error) {
             tell(chat, &unsaved);
         fflush(stdout);
         /* A script that is interrupted ends; a person who stops an answer goes on. */
-        if (interrupted() && !line_editor_interactive(chat->editor))
+        if (interrupted() && (interrupt_signal() != SIGINT || !line_editor_interactive(chat->editor)))
             break;
     }
     buffer_free(&message);

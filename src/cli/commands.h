@@ -17,6 +17,5 @@ int command_template(int argc, char **argv);
 
 #define EXIT_WORK_FAILED 1
 #define EXIT_WRONG_USAGE 2
-#define EXIT_INTERRUPTED 130 /* as shells report an end by Ctrl-C */
 
 #endif

@@ -3,25 +3,36 @@
 #include <signal.h>
 #include <stddef.h>
 
-static volatile sig_atomic_t pressed;
+static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+#define SIGNALS (sizeof signals / sizeof *signals)
 
-static void press(int signal_number) {
-    (void)signal_number;
-    pressed = 1;
+static volatile sig_atomic_t noted;
+
+static void note(int signal_number) {
+    noted = signal_number;
+}
+
+static void (*handler_of(int signal_number))(int) {
+    struct sigaction action;
+    return sigaction(signal_number, NULL, &action) == 0 ? action.sa_handler : SIG_DFL;
 }
 
 void interrupt_arm(void) {
-    pressed = 0;
-    /* SA_RESETHAND puts the default action back once the handler has run: the second Ctrl-C kills. */
-    struct sigaction action = {.sa_handler = press, .sa_flags = SA_RESETHAND};
+    noted = 0;
+    /* SA_RESETHAND puts the default action back once the handler has run. */
+    struct sigaction action = {.sa_handler = note, .sa_flags = SA_RESETHAND};
     sigemptyset(&action.sa_mask);
-    sigaction(SIGINT, &action, NULL);
+    for (size_t i = 0; i < SIGNALS; i++)
+        if (signals[i] == SIGINT || handler_of(signals[i]) != SIG_IGN) /* as nohup leaves SIGHUP */
+            sigaction(signals[i], &action, NULL);
 }
 
 void interrupt_disarm(void) {
-    signal(SIGINT, SIG_DFL);
+    for (size_t i = 0; i < SIGNALS; i++)
+        if (handler_of(signals[i]) == note)
+            signal(signals[i], SIG_DFL);
 }
 
-bool interrupted(void) {
-    return pressed != 0;
+int interrupt_signal(void) {
+    return noted;
 }

@@ -1,16 +1,21 @@
-/* Ctrl-C: the first one asks for an orderly end, the second one ends the program at once. */
+/* Ctrl-C, and the signals that end a program when the system stops or a terminal is closed (SIGTERM, SIGHUP):
+ * the first one asks for an orderly end, a second one of the same kind ends the program at once. */
 #ifndef CALLA_CLI_INTERRUPT_H
 #define CALLA_CLI_INTERRUPT_H
 
 #include <stdbool.h>
 
-/* From here on the next Ctrl-C sets the flag instead of ending the program. Clears the flag. */
+/* From here on the next such signal is noted instead of ending the program. Forgets what was noted. */
 void interrupt_arm(void);
 
-/* Ctrl-C ends the program again. The flag stays. */
+/* The signals end the program again. What was noted stays. */
 void interrupt_disarm(void);
 
-/* Whether Ctrl-C was pressed since interrupt_arm. */
-bool interrupted(void);
+/* The signal that came since interrupt_arm; 0: none. */
+int interrupt_signal(void);
+
+static inline bool interrupted(void) {
+    return interrupt_signal() != 0;
+}
 
 #endif

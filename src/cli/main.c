@@ -1,7 +1,6 @@
 /* The command line: finds the command and hands over. */
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,6 +9,7 @@
 #include "calla.h"
 #include "cli/commands.h"
 #include "cli/options.h"
+#include "cli/streams.h"
 
 struct command {
     const char *name;
@@ -59,17 +59,11 @@ static void print_usage(FILE *file) {
           file);
 }
 
-/* Whether whoever read standard output has gone away, as `head` does when it has enough. */
-static bool reader_gone(void) {
-    struct pollfd output = {.fd = STDOUT_FILENO};
-    return poll(&output, 1, 0) > 0 && (output.revents & (POLLERR | POLLHUP)) != 0;
-}
-
 /* Output that could not be written is a failure, though not worth a message when nobody wants it. */
 static int finish_output(int exit_code) {
     if (fflush(stdout) == 0 && !ferror(stdout))
         return exit_code;
-    if (!reader_gone())
+    if (!standard_output_abandoned())
         fprintf(stderr, "calla: Standard output cannot be written: %s.\n", strerror(errno));
     return exit_code == 0 ? EXIT_WORK_FAILED : exit_code;
 }

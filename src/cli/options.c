@@ -289,6 +289,6 @@ int command_end(const struct command_usage *usage, bool ok, int failure, const s
     if (!ok)
         fprintf(stderr, "calla %s: %s\n", usage->name, error->message);
     if (interrupted() && (ok || error->status == CALLA_CANCELLED))
-        return EXIT_INTERRUPTED;
+        return 128 + interrupt_signal(); /* as shells report it */
     return ok ? 0 : failure;
 }

@@ -1,6 +1,7 @@
 #include "cli/streams.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -43,6 +44,18 @@ bool write_file(const char *path, const char *bytes, size_t size, struct calla_e
     bool ok = output_file_finish(&output, error);
     output_file_close(&output);
     return ok;
+}
+
+bool standard_output_abandoned(void) {
+    struct pollfd output = {.fd = STDOUT_FILENO};
+    return poll(&output, 1, 0) > 0 && (output.revents & (POLLERR | POLLHUP)) != 0;
+}
+
+bool standard_output_check(struct calla_error *error) {
+    if (standard_output_abandoned())
+        return error_set(error, CALLA_IO, "Nobody reads standard output any more.");
+    return write(STDOUT_FILENO, "", 0) == 0 ||
+           error_set(error, CALLA_IO, "Standard output cannot be written: %s.", strerror(errno));
 }
 
 bool print_json(const json_t *value, struct calla_error *error) {

@@ -19,6 +19,12 @@ bool read_input(const char *path, struct buffer *out, struct calla_error *error)
 /* Replaces the file by these bytes, readable by its owner only, or leaves it as it was. */
 bool write_file(const char *path, const char *bytes, size_t size, struct calla_error *error);
 
+/* Tells, before long work, what would keep its result from being written. */
+bool standard_output_check(struct calla_error *error);
+
+/* Whether whoever read standard output has gone away, as `head` does when it has enough. */
+bool standard_output_abandoned(void);
+
 /* Writes a JSON value and a newline to standard output. */
 bool print_json(const json_t *value, struct calla_error *error);
 

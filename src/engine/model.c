@@ -89,8 +89,15 @@ static bool check_template(struct calla_model *model, const char *folder, struct
 /* Every token that ends a reply: those of the configuration, and the one that opens a turn, which a reply
  * never holds. */
 static bool find_end_tokens(struct calla_model *model, struct calla_error *error) {
-    for (uint32_t i = 0; i < model->config.end_token_count; i++)
+    uint32_t known = 0;
+    for (uint32_t i = 0; i < model->config.end_token_count; i++) {
         model->end_tokens[model->end_token_count++] = model->config.end_tokens[i];
+        known += (uint32_t)model->config.end_tokens[i] < tokenizer_count(model->tokenizer);
+    }
+    if (known == 0 && model->end_token_count > 0)
+        warn(model,
+             "The tokenizer has none of the end tokens that the configuration names; replies may go on "
+             "until their limit.");
     int32_t opening = tokenizer_added(model->tokenizer, "<|im_start|>");
     if (opening >= 0 && !model_is_end_token(model, opening))
         model->end_tokens[model->end_token_count++] = opening;
