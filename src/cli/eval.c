@@ -256,8 +256,7 @@ static bool print_results(const struct evaluation *evaluation, struct calla_erro
 static bool run_evaluation(struct evaluation *evaluation, struct calla_error *error) {
     struct calla_model_info info;
     struct calla_session *session = NULL;
-    struct calla_model *model =
-        standard_output_check(error) ? open_model(&evaluation->model, false, error) : NULL;
+    struct calla_model *model = open_model(&evaluation->model, false, error);
     if (model == NULL)
         return false;
     calla_model_info(model, &info);
