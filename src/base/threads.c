@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "base/quota.h"
 #include "base/system.h"
 
 /* One generation counter under a mutex starts a round; an atomic counter hands out tasks; a count of busy
@@ -64,9 +65,16 @@ static void *worker_main(void *argument) {
 /* Threads that are started at most without being asked for. */
 #define MOST_BY_DEFAULT 256
 
+static int default_count(void) {
+    int cores = system_cores(), quota = processor_quota("");
+    if (quota > 0 && quota < cores)
+        cores = quota;
+    return cores < MOST_BY_DEFAULT ? cores : MOST_BY_DEFAULT;
+}
+
 struct threads *threads_open(int count, struct calla_error *error) {
     if (count <= 0)
-        count = system_cores() < MOST_BY_DEFAULT ? system_cores() : MOST_BY_DEFAULT;
+        count = default_count();
     struct threads *threads = calloc(1, sizeof *threads);
     if (threads == NULL || (threads->workers = calloc((size_t)count, sizeof *threads->workers)) == NULL) {
         free(threads);

@@ -6,8 +6,8 @@
 
 struct threads;
 
-/* A team of `count` threads, the caller's own included (1: none is started). 0 means one per physical core.
- */
+/* A team of `count` threads, the caller's own included (1: none is started). 0 means one for each
+ * physical core that may be used, and no more than a container's share of processor time has room for. */
 struct threads *threads_open(int count, struct calla_error *error);
 void threads_close(struct threads *threads);
 int threads_count(const struct threads *threads);

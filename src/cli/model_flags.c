@@ -22,7 +22,7 @@ void model_options(struct option rows[MODEL_OPTIONS], struct model_flags *flags)
          .text = &flags->backend},
         {.name = "threads",
          .value = "N",
-         .help = "CPU threads (0: one a physical core)",
+         .help = "CPU threads (0: one a physical core that may be used)",
          .count = &flags->threads,
          .most = 1024},
         {.name = "context",
