@@ -83,14 +83,14 @@ void reference_qk_prep(const struct bound_op *op, size_t begin, size_t end, void
 void reference_attention(const struct bound_op *op, size_t begin, size_t end, void *workspace);
 /* experts.c */
 void reference_router(const struct bound_op *op, size_t begin, size_t end, void *workspace);
-/* The choice of one row of logits[E], which it overwrites: ids[K] and scores[K]. */
-void route_row(float *logits, size_t experts, size_t chosen, int32_t *ids, float *scores);
 void reference_expert_sort(const struct bound_op *op, size_t begin, size_t end, void *workspace);
 void reference_expert_linear(const struct bound_op *op, size_t begin, size_t end, void *workspace);
 void reference_swiglu(const struct bound_op *op, size_t begin, size_t end, void *workspace);
 void reference_expert_combine(const struct bound_op *op, size_t begin, size_t end, void *workspace);
 void reference_expert_gate_up(const struct bound_op *op, size_t begin, size_t end, void *workspace);
 void reference_expert_down(const struct bound_op *op, size_t begin, size_t end, void *workspace);
+/* route.c: the choice of one row of logits[E], which become probabilities: ids[K] and scores[K]. */
+void route_row(float *logits, size_t experts, size_t chosen, int32_t *ids, float *scores);
 /* sample.c */
 void reference_sample(const struct bound_op *op, size_t begin, size_t end, void *workspace);
 
