@@ -25,7 +25,7 @@ struct calla_model {
     int32_t think_end; /* the token "</think>", or -1 */
     char *warnings[MODEL_MAX_WARNINGS];
     size_t warning_count;
-    unsigned char key[32]; /* what files of sessions are bound to, once model_key has been asked for it */
+    unsigned char key[32]; /* what files of sessions are bound to, if it is known yet */
     bool have_key;
     struct prefix_cache *cache; /* NULL: none */
     uint64_t cache_memory;      /* that it may take */
@@ -108,6 +108,9 @@ bool session_step(struct calla_session *session, int32_t token, int32_t *next, b
 /* Checks sampling parameters; the error names the parameter, what was found and what is expected. */
 bool sampling_check(const struct calla_model *model, const struct calla_sampling *sampling,
                     struct calla_error *error);
+
+/* The tokens of replies that were made belong to the cache's folder too. The model has its key. */
+void model_use_replies(struct calla_model *model, const char *folder);
 
 bool model_is_end_token(const struct calla_model *model, int32_t token);
 

@@ -132,8 +132,7 @@ static uint64_t cache_memory(const struct calla_model *model, const struct calla
     return quarter < MOST_DEFAULT_CACHE ? quarter : MOST_DEFAULT_CACHE;
 }
 
-/* The tokens of replies that were made belong to the cache's folder too. */
-static void use_replies(struct calla_model *model, const char *folder) {
+void model_use_replies(struct calla_model *model, const char *folder) {
     char hex[65];
     struct buffer path = {0};
     sha256_hex(model->key, hex);
@@ -158,12 +157,8 @@ static bool open_cache(struct calla_model *model, const struct calla_model_optio
     bool none = memory == 0 || model->class->snapshot_take == NULL;
     if (none)
         return true;
-    if (disk.folder != NULL && !model_key(model, disk.folder, &options->progress, error))
-        return false;
     model->cache = prefix_cache_open(model, memory, &disk, error);
     model->cache_memory = memory; /* other threads ask for it, and may not look into the cache */
-    if (model->cache != NULL && disk.folder != NULL)
-        use_replies(model, disk.folder);
     return model->cache != NULL;
 }
 

@@ -82,8 +82,8 @@ static void add_policy(struct sha256 *hash, const struct calla_model *model) {
     add_text(hash, model->device.name);
 }
 
-bool model_key(struct calla_model *model, const char *folder, const struct calla_progress *progress,
-               struct calla_error *error) {
+bool model_key_of(struct calla_model *model, const unsigned char weights[WEIGHTS_DIGEST],
+                  struct calla_error *error) {
     if (model->have_key)
         return true;
     struct sha256 hash;
@@ -93,12 +93,16 @@ bool model_key(struct calla_model *model, const char *folder, const struct calla
     add_policy(&hash, model);
     add_config(&hash, &model->config);
     add_tokenizer(&hash, model->tokenizer);
-    unsigned char weights[WEIGHTS_DIGEST];
-    if (!add_layout(&hash, model, error) ||
-        !weights_digest(&model->weights, folder, progress, weights, error))
+    if (!add_layout(&hash, model, error))
         return false;
-    sha256_add(&hash, weights, sizeof weights);
+    sha256_add(&hash, weights, WEIGHTS_DIGEST);
     sha256_finish(&hash, model->key);
     model->have_key = true;
     return true;
+}
+
+bool model_key(struct calla_model *model, struct calla_error *error) {
+    unsigned char weights[WEIGHTS_DIGEST];
+    return model->have_key || (weights_digest(&model->weights, NULL, NULL, weights, error) &&
+                               model_key_of(model, weights, error));
 }

@@ -4,7 +4,9 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/file.h"
 #include "base/system.h"
+#include "engine/key_search.h"
 
 /* Two stops that are nearer than this are one: a chunk of a few rows costs nearly as much as one of many. */
 #define LEAST_GAP 8
@@ -23,18 +25,52 @@ static const uint32_t retry_distances[RETRY_STOPS] = {256, 32};
 /* Of the stops within long texts few go into files. */
 #define FILE_INTERVAL (8 * CACHE_INTERVAL)
 #define CLOSE_SECONDS 10.0
+/* The weights' digest is waited for so long when the model is opened: longer than that of a small model
+ * takes, or one that was written down. */
+#define SECONDS_AT_START 0.3
 
 struct prefix_cache {
     struct calla_model *model;
     struct prefix_node root;
     struct prefix_node *newest, *oldest; /* of the nodes with snapshots in memory */
-    struct snapshot_store *store;        /* NULL: none */
+    struct snapshot_store *store;        /* NULL: none, or not yet */
+    struct key_search *search;           /* whose end the store waits for; NULL: it does not */
+    struct snapshot_store_options disk;
+    char *folder; /* the disk's, on the heap */
     struct calla_session *readers;
     uint64_t clock, orders, changes;
     struct calla_cache_info info;
     uint32_t least_file; /* tokens that a file must save: one for each megabyte of state */
     int32_t turn_token, think_token, response_token;
 };
+
+/* Opens the store as soon as the model's key is known; until then snapshots that are to go into files wait.
+ */
+static bool open_store(struct prefix_cache *cache, double seconds, struct calla_error *error) {
+    enum key_state state = key_search_look(cache->search, cache->model, seconds, error);
+    if (state == KEY_SEARCHING)
+        return true;
+    key_search_end(cache->search);
+    cache->search = NULL;
+    if (state == KEY_FOUND)
+        cache->store = snapshot_store_open(cache->model, &cache->disk, &cache->root, error);
+    if (cache->store == NULL)
+        return false;
+    model_use_replies(cache->model, cache->disk.folder);
+    return true;
+}
+
+static bool open_folder(struct prefix_cache *cache, const struct snapshot_store_options *disk,
+                        struct calla_error *error) {
+    cache->disk = *disk;
+    cache->folder = strdup(disk->folder);
+    cache->disk.folder = cache->folder;
+    if (cache->folder == NULL)
+        return error_memory(error, "a folder's name", strlen(disk->folder));
+    return folder_make(cache->folder, error) &&
+           (cache->search = key_search_start(cache->model, cache->folder, error)) != NULL &&
+           open_store(cache, SECONDS_AT_START, error);
+}
 
 struct prefix_cache *prefix_cache_open(struct calla_model *model, uint64_t memory,
                                        const struct snapshot_store_options *disk, struct calla_error *error) {
@@ -51,8 +87,7 @@ struct prefix_cache *prefix_cache_open(struct calla_model *model, uint64_t memor
     struct calla_model_info info;
     calla_model_info(model, &info);
     cache->least_file = (uint32_t)(info.session_bytes >> 20);
-    if (disk->folder == NULL ||
-        (cache->store = snapshot_store_open(model, disk, &cache->root, error)) != NULL)
+    if (disk->folder == NULL || open_folder(cache, disk, error))
         return cache;
     prefix_cache_close(cache);
     return NULL;
@@ -93,12 +128,14 @@ void prefix_cache_close(struct prefix_cache *cache) {
     if (cache == NULL)
         return;
     double until = system_seconds() + CLOSE_SECONDS;
-    while (cache->store != NULL && prefix_cache_tend(cache) && system_seconds() < until)
+    while (prefix_cache_tend(cache) && system_seconds() < until)
         nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+    key_search_end(cache->search);
     snapshot_store_close(cache->store);
     while (cache->newest != NULL)
         forget(cache, cache->newest);
     prefix_tree_free(&cache->root);
+    free(cache->folder);
     free(cache);
 }
 
@@ -182,9 +219,19 @@ static void offer_wanted(struct prefix_cache *cache) {
     }
 }
 
+static bool any_wanted(const struct prefix_cache *cache) {
+    const struct prefix_node *node = cache->oldest;
+    while (node != NULL && !node->wanted)
+        node = node->newer;
+    return node != NULL;
+}
+
 bool prefix_cache_tend(struct prefix_cache *cache) {
+    struct calla_error error = {0};
+    if (cache->search != NULL && !open_store(cache, 0, &error) && cache->disk.say != NULL)
+        cache->disk.say(cache->disk.user, error.message);
     if (cache->store == NULL)
-        return false;
+        return cache->search != NULL && any_wanted(cache);
     snapshot_store_collect(cache->store);
     offer_wanted(cache);
     return !snapshot_store_idle(cache->store);
@@ -193,7 +240,7 @@ bool prefix_cache_tend(struct prefix_cache *cache) {
 /* Whether what a file would save is worth its writing. */
 static void want_file(struct prefix_cache *cache, struct prefix_node *node, struct calla_session *session,
                       bool minor) {
-    if (cache->store == NULL)
+    if (cache->store == NULL && cache->search == NULL)
         return;
     uint32_t base = 0;
     for (const struct prefix_node *above = node->parent; above != NULL && base == 0; above = above->parent)

@@ -138,6 +138,11 @@ static void write_record(struct reply_memory *memory, const unsigned char key[32
     free(record);
 }
 
+static void write_entry(struct reply_memory *memory, size_t index) {
+    const struct entry *entry = &memory->entries[index % MOST_REPLIES];
+    write_record(memory, entry->key, entry->reasoning, entry->tokens, entry->count);
+}
+
 /* With the lock held. Begins the file anew with what is still remembered once it has grown too large. */
 static void keep_file_small(struct reply_memory *memory) {
     if (memory->file < 0 || memory->file_bytes <= MOST_FILE)
@@ -145,10 +150,8 @@ static void keep_file_small(struct reply_memory *memory) {
     if (ftruncate(memory->file, 0) != 0)
         return;
     memory->file_bytes = 0;
-    for (size_t i = memory->oldest; i < memory->newest; i++) {
-        const struct entry *entry = &memory->entries[i % MOST_REPLIES];
-        write_record(memory, entry->key, entry->reasoning, entry->tokens, entry->count);
-    }
+    for (size_t i = memory->oldest; i < memory->newest; i++)
+        write_entry(memory, i);
 }
 
 void reply_memory_add(struct reply_memory *memory, const struct remembered *reply, const int32_t *tokens,
@@ -167,7 +170,8 @@ void reply_memory_add(struct reply_memory *memory, const struct remembered *repl
     pthread_mutex_unlock(&memory->lock);
 }
 
-/* Takes in one record of at most `left` bytes; 0 if it is not sound, otherwise its size. */
+/* With the lock held. Takes in one record of at most `left` bytes; 0 if it is not sound, otherwise its size.
+ */
 static size_t recall(struct reply_memory *memory, const unsigned char *record, size_t left, uint32_t tokens) {
     uint32_t count;
     unsigned char digest[32];
@@ -196,6 +200,8 @@ static size_t recall(struct reply_memory *memory, const unsigned char *record, s
 bool reply_memory_use_file(struct reply_memory *memory, const char *path, uint32_t tokens) {
     struct buffer bytes = {0};
     size_t sound = 0, size = 0;
+    pthread_mutex_lock(&memory->lock);
+    size_t before = memory->newest; /* what was added so far is in no file yet */
     if (file_kind(path) == FILE_REGULAR && file_read(path, MOST_FILE + MOST_BYTES, &bytes, NULL)) {
         const unsigned char *data = (const unsigned char *)bytes.data;
         for (size_t step = 1; step > 0; sound += step)
@@ -206,14 +212,14 @@ bool reply_memory_use_file(struct reply_memory *memory, const char *path, uint32
     /* What follows a record that is not sound is cut off. */
     memory->file = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     struct stat status;
-    if (memory->file < 0)
-        return false;
     bool large = fstat(memory->file, &status) == 0 && status.st_size > (off_t)MOST_FILE;
+    bool ok = memory->file >= 0 && (large || sound == size || ftruncate(memory->file, (off_t)sound) == 0);
     memory->file_bytes = large ? (size_t)status.st_size : sound;
-    pthread_mutex_lock(&memory->lock);
+    for (size_t i = memory->oldest; ok && i < before; i++)
+        write_entry(memory, i);
     keep_file_small(memory);
     pthread_mutex_unlock(&memory->lock);
-    return large || sound == size || ftruncate(memory->file, (off_t)sound) == 0;
+    return ok;
 }
 
 static bool append(struct calla_tokens *tokens, const struct entry *entry) {

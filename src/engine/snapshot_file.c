@@ -301,7 +301,7 @@ bool snapshot_file_write(const char *path, const struct snapshot_writing *writin
     bool ok = !temporary.failed && writer.piece != NULL;
     if (!ok)
         error_memory(error, "a snapshot", PIECE_BYTES);
-    ok = ok && model_key(model, NULL, NULL, error) &&
+    ok = ok && model_key(model, error) &&
          forward_layout(&writer.layout, &model->config, &model->policy, writing->snapshot->position, error);
     if (ok) {
         memcpy(writer.header.key, model->key, sizeof writer.header.key);
@@ -324,7 +324,7 @@ static bool check_file(const struct snapshot_file *file, struct calla_model *mod
     if (snapshot_file_bytes(header) != file->file.size)
         return error_set(error, CALLA_BAD_INPUT, "%s has %" PRIu64 " bytes, but %" PRIu64 " are expected.",
                          path, file->file.size, snapshot_file_bytes(header));
-    if (!model_key(model, NULL, NULL, error))
+    if (!model_key(model, error))
         return false;
     if (memcmp(header->key, model->key, sizeof model->key) != 0)
         return error_set(error, CALLA_BAD_INPUT,

@@ -63,9 +63,9 @@ bool snapshot_file_read_state(const struct snapshot_file *file, struct calla_ses
 void snapshot_tokens_digest(const int32_t *tokens, size_t count, unsigned char digest[SNAPSHOT_DIGEST]);
 
 /* The digest that binds a file to the model's weights, the layout of its sessions, the backend and all that
- * decides on its numbers. Computed once, which reads all weights unless that is written down in `folder`;
- * folder and progress may be NULL. */
-bool model_key(struct calla_model *model, const char *folder, const struct calla_progress *progress,
-               struct calla_error *error);
+ * decides on its numbers. Computed once, which reads all weights. */
+bool model_key(struct calla_model *model, struct calla_error *error);
+/* The same where the weights' digest is known. */
+bool model_key_of(struct calla_model *model, const unsigned char weights[32], struct calla_error *error);
 
 #endif

@@ -536,7 +536,7 @@ static void lock_folder(struct snapshot_store *store) {
 struct snapshot_store *snapshot_store_open(struct calla_model *model,
                                            const struct snapshot_store_options *options,
                                            struct prefix_node *root, struct calla_error *error) {
-    if (!folder_make(options->folder, error) || !model_key(model, options->folder, NULL, error))
+    if (!folder_make(options->folder, error) || !model_key(model, error))
         return NULL;
     struct snapshot_store *store = calloc(1, sizeof *store);
     if (store == NULL || (store->folder = strdup(options->folder)) == NULL) {

@@ -53,6 +53,23 @@ static void the_file_does_not_grow_for_ever(void **state) {
     free(path);
 }
 
+/* A file that is opened late gets what was added before, and gives what it has. */
+static void a_file_may_come_late(void **state) {
+    (void)state;
+    char *folder = scratch_new(), *path = scratch_path(folder, "replies");
+    int32_t tokens[10] = {0};
+    for (int32_t number = 1; number <= 2; number++) {
+        struct reply_memory *memory = reply_memory_new();
+        struct remembered reply = reply_number(&number);
+        reply_memory_add(memory, &reply, tokens, 10);
+        assert_true(reply_memory_use_file(memory, path, 1000000));
+        reply_memory_free(memory);
+    }
+    assert_true(knows(path, 1) && knows(path, 2));
+    scratch_remove(folder);
+    free(path);
+}
+
 static void a_full_disk_hides_nothing(void **state) {
     (void)state;
     char *folder = scratch_new(), *path = scratch_path(folder, "replies");
@@ -80,6 +97,7 @@ static void a_full_disk_hides_nothing(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(the_file_does_not_grow_for_ever),
+                                       cmocka_unit_test(a_file_may_come_late),
                                        cmocka_unit_test(a_full_disk_hides_nothing)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
