@@ -145,7 +145,11 @@ def test_no_room(start, folder, binary, model):
         assert sum(path.stat().st_size for path in files(folder)) <= 12 << 20
     with start("--cache-disk", "1") as server:
         assert ask(server, [{"role": "user", "content": prose(300, 30)}], max_tokens=4)[0] == answers[0][0]
+        assert "folder of 1 bytes has no room" in server.log()
     assert not files(folder)
+    with start("--cache-memory", "100K") as server:
+        assert "memory of 102400 bytes has no room" in server.log()
+        assert [ask(server, LONG, max_tokens=2)[2] for _ in range(2)] == [0, 0]
 
 
 def test_nothing_can_be_written(start, folder):
@@ -242,6 +246,9 @@ def test_wrong_use(calla, model, tmp_path):
         (["--cache-memory", "much"], "--cache-memory"),
         (["--cache-memory", "0", "--cache-dir", tmp_path], "--cache-memory"),
         (["--cache-dir", tmp_path / "file" / "folder"], "folder"),
+        (["--cache-dir", tmp_path / "file"], "no folder"),
+        (["--cache-dir", "/dev/null"], "no folder"),
+        (["--cache-dir", ""], "empty"),
     ):
         done = calla("serve", "-m", model, "--port", "0", *options)
         assert done.returncode in (1, 2) and words in done.stderr.splitlines()[-1], done.stderr

@@ -2,6 +2,7 @@
  * what is cheap to check fails first. */
 #include "engine/engine.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -142,6 +143,32 @@ void model_use_replies(struct calla_model *model, const char *folder) {
     buffer_free(&path);
 }
 
+/* Before the weights are read. */
+static bool check_cache_folder(const char *folder, struct calla_error *error) {
+    if (folder == NULL)
+        return true;
+    if (folder[0] == 0)
+        return error_set(error, CALLA_BAD_INPUT, "The name of the cache's folder is empty; give one.");
+    return folder_make(folder, error) &&
+           (file_kind(folder) == FILE_FOLDER ||
+            error_set(error, CALLA_BAD_INPUT, "%s is no folder that the cache could use; name another.",
+                      folder));
+}
+
+/* A limit that is smaller than any snapshot is likely meant in another unit. */
+static void warn_of_limit(struct calla_model *model, const char *what, uint64_t limit) {
+    struct calla_model_info info;
+    char sentence[256];
+    calla_model_info(model, &info);
+    if (limit >= info.session_bytes)
+        return;
+    snprintf(sentence, sizeof sentence,
+             "%s of %" PRIu64 " bytes has no room for a snapshot, which takes %" PRIu64
+             " bytes and more; none will be kept there.",
+             what, limit, info.session_bytes);
+    warn(model, sentence);
+}
+
 static bool open_cache(struct calla_model *model, const struct calla_model_options *options,
                        struct calla_error *error) {
     if (model->backend == NULL)
@@ -157,6 +184,9 @@ static bool open_cache(struct calla_model *model, const struct calla_model_optio
     bool none = memory == 0 || model->class->snapshot_take == NULL;
     if (none)
         return true;
+    warn_of_limit(model, "The cache's memory", memory);
+    if (disk.folder != NULL)
+        warn_of_limit(model, "The cache's folder", disk.limit);
     model->cache = prefix_cache_open(model, memory, &disk, error);
     model->cache_memory = memory; /* other threads ask for it, and may not look into the cache */
     return model->cache != NULL;
@@ -202,7 +232,7 @@ struct calla_model *calla_model_open(const struct calla_model_options *options, 
         free(model);
         return NULL;
     }
-    if (config_read(&model->config, options->path, error) &&
+    if (check_cache_folder(options->cache_dir, error) && config_read(&model->config, options->path, error) &&
         (model->tokenizer = tokenizer_open(options->path, error)) != NULL && find_end_tokens(model, error) &&
         check_template(model, options->path, error) && open_backend(model, options, error) &&
         open_cache(model, options, error))
