@@ -1,4 +1,5 @@
 #include "evaluate.h"
+#include "older_gpu.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -25,8 +26,11 @@ static bool model_open(struct model *model, const struct evaluation *evaluation,
     struct backend_options options = {.threads = evaluation->threads, .policy = &model->policy};
     if (!config_read(&model->config, evaluation->folder, error) ||
         !weights_open(&model->weights, &model->config, evaluation->folder, error) ||
-        (model->backend = model->class->open(&options, error)) == NULL ||
-        !model->class->load(model->backend, &model->weights, NULL, error) ||
+        (model->backend = model->class->open(&options, error)) == NULL)
+        return false;
+    if (evaluation->older_gpu)
+        older_gpu_pretend(model->backend);
+    if (!model->class->load(model->backend, &model->weights, NULL, error) ||
         !forward_layout(&model->layout, &model->config, &model->policy, context, error))
         return false;
     model->session = model->class->session_open(model->backend, &model->layout, error);

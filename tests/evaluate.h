@@ -12,6 +12,7 @@ struct evaluation {
     const int32_t *tokens;
     uint32_t count;
     uint32_t context; /* 0: as many positions as tokens */
+    bool older_gpu;   /* with the kernels that an older GPU would have */
 };
 
 /* The logits, float32 [count, vocabulary], to be freed; *vocabulary is filled. Chunks have the policy's

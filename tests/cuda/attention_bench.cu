@@ -2,9 +2,11 @@
 #include "bench.cuh"
 
 #include "backend/cuda/kernels/prefill_attention.cuh"
+#include "backend/cuda/kernels/prefill_attention_warps.cuh"
 
-/* 16 heads of 256, 2 KV heads; `tokens` rows after `position` others. */
-static void bench_attention(uint32_t tokens, uint32_t position) {
+/* 16 heads of 256, 2 KV heads; `tokens` rows after `position` others; queue(arguments) launches a kernel. */
+template <typename QUEUE>
+static void bench_attention(uint32_t tokens, uint32_t position, const char *how, QUEUE queue) {
     uint32_t heads = 16, kv_heads = 2, size = 256, limit = position + tokens + 100;
     float *q = random_float((uint64_t)tokens * heads * size, 1),
           *gate = random_float((uint64_t)tokens * heads * 512, 1);
@@ -14,7 +16,7 @@ static void bench_attention(uint32_t tokens, uint32_t position) {
     uint32_t *record = to_device(std::vector<uint32_t>{position});
     struct attention_arguments arguments = {record, q,    gate + 256,      keys,   values, y,        size,
                                             512,    size, kv_heads * size, tokens, heads,  kv_heads, limit};
-    auto launch = [&](int) { check(attention_launch<float>(arguments, CUDA_EXCLUSIVE, 0)); };
+    auto launch = [&](int) { check(queue(arguments)); };
     poison(y, (uint64_t)tokens * heads * size * 4, 0xff);
     launch(0);
     check(cudaDeviceSynchronize());
@@ -50,7 +52,7 @@ static void bench_attention(uint32_t tokens, uint32_t position) {
         distance.finite &= std::isfinite(value);
     double pairs = (double)tokens * position + tokens * (tokens + 1.0) / 2;
     char name[96];
-    snprintf(name, sizeof name, "attention T=%u at %u", tokens, position);
+    snprintf(name, sizeof name, "attention %s T=%u at %u", how, tokens, position);
     report(name, time_of(launch), pairs * heads * size * 4, tokens * heads * size * 12.0 + limit * 2048.0,
            distance);
     cudaFree(q);
@@ -60,12 +62,27 @@ static void bench_attention(uint32_t tokens, uint32_t position) {
     cudaFree(y);
 }
 
+static void hopper(uint32_t tokens, uint32_t position) {
+    bench_attention(tokens, position, "hopper", [](const struct attention_arguments &arguments) {
+        return attention_launch<float>(arguments, CUDA_EXCLUSIVE, 0);
+    });
+}
+
+/* What other GPUs run. */
+static void warps(uint32_t tokens, uint32_t position) {
+    bench_attention(tokens, position, "warps", [](const struct attention_arguments &arguments) {
+        return attention_warps_launch<float>(arguments, CUDA_EXCLUSIVE, 0);
+    });
+}
+
 int main(void) {
-    bench_attention(4096, 0);
-    bench_attention(1000, 0);
-    bench_attention(256, 0);
-    bench_attention(2, 61);
-    bench_attention(777, 3333);
-    bench_attention(4096, 28672);
+    for (auto bench : {hopper, warps}) {
+        bench(4096, 0);
+        bench(1000, 0);
+        bench(256, 0);
+        bench(2, 61);
+        bench(777, 3333);
+        bench(4096, 28672);
+    }
     return 0;
 }

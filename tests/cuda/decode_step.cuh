@@ -131,9 +131,12 @@ enum part { PROJECTIONS, DELTA, QK_PREP, ATTENTION, OUT, ROUTER, GATE_UP, ROUTE,
 static const char *const part_names[] = {"projections", "delta step", "qk prep", "attention", "out",
                                          "router",      "gate up",    "route",   "down",      "head"};
 
-/* Router and gate and up products have kernels of their own, but a step takes the one for both. */
+static cuda_device device;
+
+/* Router and gate and up products have kernels of their own, but a step takes the one for both where there is
+ * one. */
 static bool in_step(part kind) {
-    return kind != ROUTER && kind != GATE_UP;
+    return device.major < 9 || (kind != ROUTER && kind != GATE_UP);
 }
 
 struct timed_op {
@@ -170,7 +173,6 @@ static cuda_op make_op(op_kind kind, std::vector<cuda_view> views) {
     return op;
 }
 
-static cuda_device device;
 static cudaStream_t stream;
 static void *workspace;
 
@@ -244,16 +246,18 @@ static std::vector<timed_op> build_step(uint32_t layers, uint32_t context, cuda_
                                          matrix4(WIDTH, HIDDEN), routed, shared});
         op.op.constants.normalise = true;
         add(GATE_UP, cuda_decode_gate_up_launch, op, (CHOSEN + 1) * 2 * view_bytes(op.views[5]));
-        timed_op route = ops[ops.size() - 2];
-        route.second = op;
-        if (!cuda_decode_route_fits(&route.op, &device)) {
-            printf("no room for the kernel that routes and multiplies\n");
-            exit(2);
+        if (device.major >= 9) {
+            timed_op route = ops[ops.size() - 2];
+            route.second = op;
+            if (!cuda_decode_route_fits(&route.op, &device)) {
+                printf("no room for the kernel that routes and multiplies\n");
+                exit(2);
+            }
+            route.kind = ROUTE;
+            route.launch = cuda_decode_route_launch;
+            route.bytes += ops.back().bytes;
+            ops.push_back(route);
         }
-        route.kind = ROUTE;
-        route.launch = cuda_decode_route_launch;
-        route.bytes += ops.back().bytes;
-        ops.push_back(route);
         op = make_op(OP_EXPERT_DOWN, {routed, shared, ids, scores, matrix4(EXPERTS * HIDDEN, WIDTH),
                                       matrix4(HIDDEN, WIDTH), hidden});
         add(DOWN, cuda_decode_down_launch, op, (CHOSEN + 1) * view_bytes(op.views[5]));

@@ -1,11 +1,12 @@
 /* Speed and exactness of the matrix products that read a prompt, at the full model's sizes: random weights
  * and activations, a sample of the outputs checked against plain sums, weights in rotation.
  *
- *   gemm_bench [linear] [experts] [streams]      all without one */
+ *   gemm_bench [linear] [experts] [streams] [warps]      all without one */
 #include "bench.cuh"
 
 #include "backend/cuda/kernels/prefill_gemm.cuh"
 #include "backend/cuda/kernels/prefill_stream.cuh"
+#include "backend/cuda/kernels/prefill_warps.cuh"
 
 static uint8_t *random_tiles(uint64_t rows, uint64_t columns) {
     uint64_t tiles = rows / 16 * (columns / 64);
@@ -43,8 +44,10 @@ static double sum_of(const uint8_t *tiles, uint64_t columns, uint64_t row, const
     return sum;
 }
 
-template <int CONSUMERS, int TILES, int TOKENS, int KIND = GEMM_LINEAR>
-static void bench_linear(uint32_t features, uint32_t columns, uint32_t tokens) {
+/* queue(arguments) launches a kernel. */
+template <typename QUEUE>
+static void bench_product(uint32_t features, uint32_t columns, uint32_t tokens, const char *how,
+                          QUEUE queue) {
     enum { COPIES = 6 };
     uint8_t *tiles[COPIES];
     for (int i = 0; i < COPIES; i++)
@@ -58,8 +61,7 @@ static void bench_linear(uint32_t features, uint32_t columns, uint32_t tokens) {
     arguments.tokens = tokens;
     auto launch = [&](int i) {
         arguments.matrices[0].tiles = tiles[i % COPIES];
-        check(gemm_launch<KIND, CONSUMERS, TILES, 576, float, TOKENS, TOKENS>(arguments, multiprocessors(),
-                                                                              CUDA_EXCLUSIVE, 0));
+        check(queue(arguments));
     };
     poison(y, (uint64_t)tokens * features * 4, 0);
     launch(0);
@@ -73,8 +75,7 @@ static void bench_linear(uint32_t features, uint32_t columns, uint32_t tokens) {
                      sum_of(host_tiles, columns, f, &host_x[(uint64_t)t * columns], true));
     }
     char name[96];
-    snprintf(name, sizeof name, "%s %ux%u T=%u <%d,%d,%d>", KIND == GEMM_SPLIT ? "split" : "linear", features,
-             columns, tokens, CONSUMERS, TILES, TOKENS);
+    snprintf(name, sizeof name, "%ux%u T=%u %s", features, columns, tokens, how);
     arguments.matrices[0].accumulate = 0;
     report(name, time_of(launch), 2.0 * features * columns * tokens,
            (double)features * columns * 0.5625 + (double)tokens * (columns * 2 + features * 4), distance);
@@ -82,6 +83,17 @@ static void bench_linear(uint32_t features, uint32_t columns, uint32_t tokens) {
         cudaFree(tiles[i]);
     cudaFree(x);
     cudaFree(y);
+}
+
+template <int CONSUMERS, int TILES, int TOKENS, int KIND = GEMM_LINEAR>
+static void bench_linear(uint32_t features, uint32_t columns, uint32_t tokens) {
+    char how[64];
+    snprintf(how, sizeof how, "%s <%d,%d,%d>", KIND == GEMM_SPLIT ? "split" : "linear", CONSUMERS, TILES,
+             TOKENS);
+    bench_product(features, columns, tokens, how, [](const struct gemm_arguments &arguments) {
+        return gemm_launch<KIND, CONSUMERS, TILES, 576, float, TOKENS, TOKENS>(arguments, multiprocessors(),
+                                                                               CUDA_EXCLUSIVE, 0);
+    });
 }
 
 struct routing {
@@ -214,6 +226,29 @@ static void bench_stream(uint32_t tokens) {
     });
 }
 
+template <int WIDE, int TALL, int TILES, int BLOCKS, int STAGES, int TOGETHER> struct bench_warps {
+    typedef warps_shape<WIDE, TALL, TILES, BLOCKS, STAGES, TOGETHER> shape;
+    char how[64];
+
+    bench_warps() {
+        snprintf(how, sizeof how, "warps <%d,%d,%d,%d,%d,%d>", WIDE, TALL, TILES, BLOCKS, STAGES, TOGETHER);
+    }
+
+    void product(uint32_t features, uint32_t columns, uint32_t tokens) const {
+        bench_product(features, columns, tokens, how, [](const struct gemm_arguments &arguments) {
+            return warps_launch<GEMM_LINEAR, 576, float, shape>(arguments, multiprocessors(), CUDA_EXCLUSIVE,
+                                                                0);
+        });
+    }
+
+    template <int KIND> void experts(uint32_t tokens) const {
+        bench_experts<KIND>(tokens, how, true, [](const struct gemm_arguments &arguments) {
+            return warps_launch<KIND, 576, __nv_bfloat16, shape>(arguments, multiprocessors(), CUDA_EXCLUSIVE,
+                                                                 0);
+        });
+    }
+};
+
 static void linear(void) {
     bench_linear<2, 2, 128>(12352, 2048, 4096);
     bench_linear<2, 2, 128>(2048, 4096, 4096);
@@ -245,9 +280,30 @@ static void streams(void) {
     }
 }
 
+/* What GPUs other than Hopper's run. */
+static void warps(void) {
+    struct bench_warps<4, 1, 2, 8, 3, 3> wide;
+    struct bench_warps<4, 1, 1, 4, 6, 4> narrow;
+    for (uint32_t tokens : {4096u, 1000u, 256u, 64u, 20u}) {
+        wide.product(12352, 2048, tokens);
+        wide.product(2048, 4096, tokens);
+        narrow.product(12352, 2048, tokens);
+        narrow.product(2048, 4096, tokens);
+    }
+    for (uint32_t tokens : {4096u, 1000u, 512u, 384u, 256u, 128u}) {
+        wide.experts<GEMM_GATE_UP>(tokens);
+        bench_stream<GEMM_GATE_UP, 7, 2, 3, 2, 3>(tokens);
+        bench_stream<GEMM_GATE_UP, 7, 1, 3, 1, 2>(tokens);
+        wide.experts<GEMM_DOWN>(tokens);
+        bench_stream<GEMM_DOWN, 7, 2, 3, 2, 3>(tokens);
+        bench_stream<GEMM_DOWN, 7, 1, 3, 1, 2>(tokens);
+    }
+}
+
 int main(int count, char **names) {
     run_part("linear", linear, count, names);
     run_part("experts", experts, count, names);
     run_part("streams", streams, count, names);
+    run_part("warps", warps, count, names);
     return 0;
 }

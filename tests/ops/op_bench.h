@@ -1,8 +1,8 @@
 /* A bench to run single ops or short plans on any backend: random operands in, results out. A program of
  * tests runs as a whole once for each configuration: the reference, then the CPU backend with each of its
  * instruction sets that this processor has and with each kind of matrix operands, then the CUDA or Metal
- * backend where a GPU is. CALLA_TEST_ONLY, a macro or in the environment, names a GPU's backend that it runs
- * on alone.
+ * backend where a GPU is; with CUDA a second time as on an older GPU.
+ * CALLA_TEST_ONLY, a macro or in the environment, names a GPU's backend that it runs on alone.
  *
  * Weights go into a temporary file, every part at an odd offset, as in the published checkpoints; everything
  * else into the state buffers of a session, which can be written and read. A step record, if wanted, is the
@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "backend/cpu/kernels.h"
+#include "older_gpu.h"
 
 #define BENCH_MAX 24
 
@@ -31,6 +32,7 @@ struct bench_configuration {
     const struct backend_class *class;
     struct policy policy;
     const char *name;
+    bool older_gpu;
 };
 
 static struct bench_configuration bench_current;
@@ -49,6 +51,7 @@ struct bench {
     struct buffer_shape shapes[BENCH_MAX];
     void *data[BENCH_MAX]; /* of the state buffers: before the run, and after it the results */
     uint32_t buffer_count;
+    bool bf16_scales; /* of all affine matrices, as in the published checkpoints */
     struct step_record record;
     struct plan plan;
     struct calla_error error;
@@ -119,7 +122,7 @@ static inline uint64_t bench_part(struct bench *bench) {
 }
 
 /* A weight [rows, columns] of values scale * normal + shift; affine ones have random codes and offsets, and
- * scales of either sign. Half of the affine matrices have 32-bit scales. */
+ * scales of either sign. Half of the affine matrices have 32-bit scales, unless all shall be bfloat16. */
 static inline struct operand bench_weight(struct bench *bench, enum dtype dtype, uint32_t rows,
                                           uint32_t columns, float scale, float shift) {
     assert_true(bench->weight_count < BENCH_MAX);
@@ -153,7 +156,8 @@ static inline struct operand bench_weight(struct bench *bench, enum dtype dtype,
         static const enum dtype dtypes[] = {DTYPE_BF16, DTYPE_F32, DTYPE_F16, DTYPE_BF16};
         for (int part = 0; part < 2; part++) {
             weight->parts[1 + part].offset = bench_part(bench);
-            weight->parts[1 + part].dtype = dtypes[(index + (uint32_t)part) % 4];
+            weight->parts[1 + part].dtype =
+                bench->bf16_scales ? DTYPE_BF16 : dtypes[(index + (uint32_t)part) % 4];
             weight->parts[1 + part].bytes = groups * dtype_bits(weight->parts[1 + part].dtype) / 8;
             for (size_t g = 0; g < groups; g++) {
                 float step = 4 * scale / (float)largest * (bench_bits(bench) % 3 == 0 ? -1.0f : 1.0f);
@@ -278,6 +282,8 @@ static inline bool bench_try(struct bench *bench, const struct backend_class *cl
     struct calla_error *error = &bench->error;
     struct backend *backend = class->open(&options, error);
     assert_non_null(backend);
+    if (class == bench_current.class && bench_current.older_gpu)
+        older_gpu_pretend(backend);
     assert_true(class->load(backend, &weights, NULL, error));
     struct device_session *session = class->session_open(backend, &layout, error);
     assert_non_null(session);
@@ -366,14 +372,15 @@ static inline int bench_run_gpu(const char *backend, const char *name, const str
     }
     static const char *const listed[] = {"", BENCH_METAL_POLICIES};
     const char *const *policies = listed, *only = getenv("CALLA_TEST_POLICY");
-    size_t policy_count = strcmp(backend, "metal") == 0 ? sizeof listed / sizeof *listed : 1;
+    bool metal = strcmp(backend, "metal") == 0;
+    size_t policy_count = metal ? sizeof listed / sizeof *listed : 1;
     if (only != NULL) { /* instead of those listed */
         policies = &only;
         policy_count = 1;
     }
     int failed = 0;
     for (size_t i = 0; i < policy_count; i++) {
-        bench_current = (struct bench_configuration){class, {0}, backend};
+        bench_current = (struct bench_configuration){.class = class, .name = backend};
         policy_defaults(&bench_current.policy, backend);
         bench_current.policy.tensor_operations = false;
         char words[128], *rest = words;
@@ -383,8 +390,12 @@ static inline int bench_run_gpu(const char *backend, const char *name, const str
                 print_error("%s\n", error.message);
                 return failed + 1;
             }
-        snprintf(title, sizeof title, "%s, %s %s", name, backend, policies[i]);
-        failed += _cmocka_run_group_tests(title, tests, count, NULL, NULL);
+        for (int older = 0; older < (metal ? 1 : 2); older++) {
+            bench_current.older_gpu = older;
+            snprintf(title, sizeof title, "%s, %s %s%s", name, backend, policies[i],
+                     older ? "as on an older GPU" : "");
+            failed += _cmocka_run_group_tests(title, tests, count, NULL, NULL);
+        }
     }
     return failed;
 }
@@ -398,7 +409,7 @@ static inline int bench_run_tests(const char *name, const struct CMUnitTest *tes
     const char *only = getenv("CALLA_TEST_CUDA_ONLY") != NULL ? "cuda" : getenv("CALLA_TEST_ONLY");
     if (only != NULL)
         return bench_run_gpu(only, name, tests, count);
-    bench_current = (struct bench_configuration){&reference_backend, {0}, "reference"};
+    bench_current = (struct bench_configuration){.class = &reference_backend, .name = "reference"};
     policy_defaults(&bench_current.policy, "reference");
     snprintf(title, sizeof title, "%s, reference", name);
     int failed = _cmocka_run_group_tests(title, tests, count, NULL, NULL);
@@ -409,7 +420,7 @@ static inline int bench_run_tests(const char *name, const struct CMUnitTest *tes
                 print_message("%s: this processor has no %s.\n", name, kernels->name);
                 break;
             }
-            bench_current = (struct bench_configuration){&cpu_backend, {0}, kernels->name};
+            bench_current = (struct bench_configuration){.class = &cpu_backend, .name = kernels->name};
             policy_defaults(&bench_current.policy, "cpu");
             bench_current.policy.instruction_set = kernels->instruction_set;
             bench_current.policy.matrix_operands = bf16 ? MATRIX_BF16 : MATRIX_INT8;

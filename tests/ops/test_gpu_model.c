@@ -1,6 +1,6 @@
 /* Whole models on a GPU, where there is one: logits against those of the reference, in every way that the
- * plans can be cut; and what the bundled model says against what it says on the CPU. Of CUDA, or of the
- * backend that CALLA_TEST_ONLY names. */
+ * plans can be cut; and what the bundled model says against what it says on the CPU. Of CUDA, as it is and
+ * with the kernels for older GPUs, or of the backend that CALLA_TEST_ONLY names. */
 #include "unit.h"
 
 #include <math.h>
@@ -10,7 +10,9 @@
 #include "base/buffer.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "engine/engine.h"
 #include "evaluate.h"
+#include "older_gpu.h"
 
 #ifndef CALLA_TEST_ONLY
 #define CALLA_TEST_ONLY "cuda"
@@ -26,10 +28,11 @@ static int prompt_step(void) {
     return IS_METAL ? 12 : 27;
 }
 
-static float *logits_of(const char *folder, const char *backend, const char *const *policies,
-                        const int32_t *tokens, uint32_t count, uint32_t *vocabulary) {
-    struct evaluation evaluation = {.folder = folder,
+static float *logits_of(const char *backend, bool older, const char *const *policies, const int32_t *tokens,
+                        uint32_t count, uint32_t *vocabulary) {
+    struct evaluation evaluation = {.folder = BUNDLED,
                                     .backend = backend,
+                                    .older_gpu = older,
                                     .threads = 2,
                                     .policies = policies,
                                     .tokens = tokens,
@@ -90,13 +93,16 @@ static void logits_agree_in_every_way(void **state) {
     for (int i = 0; i < POSITIONS; i++)
         tokens[i] = (i * 37 + i / 7) % 300;
     uint32_t vocabulary, same;
-    float *expected = logits_of(BUNDLED, "reference", NULL, tokens, positions, &vocabulary);
-    for (size_t way = 0; way < sizeof ways / sizeof *ways; way += IS_METAL ? 7 : 1) {
-        float *found = logits_of(BUNDLED, CALLA_TEST_ONLY, ways[way], tokens, positions, &vocabulary);
-        float *again = logits_of(BUNDLED, CALLA_TEST_ONLY, ways[way], tokens, positions, &vocabulary);
+    float *expected = logits_of("reference", false, NULL, tokens, positions, &vocabulary);
+    size_t way_count = sizeof ways / sizeof *ways;
+    for (size_t i = 0; i < way_count * (IS_METAL ? 1 : 2); i += IS_METAL ? 7 : 1) {
+        size_t way = i % way_count;
+        bool older = i >= way_count;
+        float *found = logits_of(CALLA_TEST_ONLY, older, ways[way], tokens, positions, &vocabulary);
+        float *again = logits_of(CALLA_TEST_ONLY, older, ways[way], tokens, positions, &vocabulary);
         double error = middle_error(found, expected, positions, vocabulary, &same);
-        print_message("way %zu: median of relative L2 errors %.2g, %u of %u likeliest tokens the same\n", way,
-                      error, same, positions);
+        print_message("way %zu%s: median of relative L2 errors %.2g, %u of %u likeliest tokens the same\n",
+                      way, older ? " as on an older GPU" : "", error, same, positions);
         /* These tokens mean nothing, which makes the model sensitive: the CPU's bf16 products are off by
          * 0.039, those of simdgroup matrices by 0.056, tensor operations as an M5 adds them by 0.061. */
         assert_true(error < 8e-2);
@@ -200,13 +206,14 @@ static void every_policy_says_the_same(void **state) {
 }
 
 /* Greedy, and drawn with a seed. */
-static void the_bundled_model_says_the_same(void **state) {
-    (void)state;
+static void check_replies(bool older) {
     const struct calla_sampling samplings[] = {
         {.top_p = 1, .repetition_penalty = 1},
         {.temperature = 0.7f, .top_p = 0.95f, .top_k = 20, .repetition_penalty = 1, .seed = 5},
     };
     struct calla_model *cpu = model_on("cpu"), *gpu = model_on(CALLA_TEST_ONLY);
+    if (older)
+        older_gpu_pretend(gpu->backend);
     char *requests[PROMPT_COUNT];
     read_requests(requests);
     int different[2] = {0};
@@ -235,6 +242,17 @@ static void the_bundled_model_says_the_same(void **state) {
     assert_true(different[1] <= 2);
 }
 
+static void the_bundled_model_says_the_same(void **state) {
+    (void)state;
+    check_replies(false);
+}
+
+static void it_says_the_same_as_on_an_older_gpu(void **state) {
+    (void)state;
+    if (!IS_METAL)
+        check_replies(true);
+}
+
 int main(void) {
     struct calla_error error;
     if (backend_find(CALLA_TEST_ONLY, &error) == NULL) {
@@ -244,6 +262,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(logits_agree_in_every_way),
         cmocka_unit_test(the_bundled_model_says_the_same),
+        cmocka_unit_test(it_says_the_same_as_on_an_older_gpu),
         cmocka_unit_test(every_policy_says_the_same),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

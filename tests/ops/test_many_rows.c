@@ -25,9 +25,11 @@ static void linear_of_many_rows(void **state) {
     (void)state;
     enum { ROWS = 157, IN = 192 };
     static const uint32_t outs[3] = {272, 16, 48};
-    for (int accumulate = 0; accumulate < 2; accumulate++) {
+    for (int turn = 0; turn < 4; turn++) {
+        bool accumulate = turn % 2;
         struct bench bench;
         bench_open(&bench, 1 + accumulate);
+        bench.bf16_scales = turn >= 2;
         struct operand x = bench_input(&bench, ROWS, IN, 1), operands[7] = {x};
         uint32_t count = accumulate ? 1 : 3;
         float *before = malloc(ROWS * (size_t)outs[0] * sizeof *before);
@@ -55,6 +57,27 @@ static void linear_of_many_rows(void **state) {
         free(before);
         bench_close(&bench);
     }
+}
+
+/* As many rows and features as the largest tiles of CUDA's kernels are chosen for, the last ones of them
+ * partly filled. */
+static void head_of_very_many_rows(void **state) {
+    (void)state;
+    enum { ROWS = 1090, IN = 128, OUT = 2096 };
+    if (strcmp(bench_current.class->name, "cuda") != 0)
+        return;
+    struct bench bench;
+    bench_open(&bench, 3);
+    bench.bf16_scales = true;
+    struct operand x = bench_input(&bench, ROWS, IN, 1), y = bench_output(&bench, ROWS, OUT);
+    struct operand weight = bench_weight(&bench, DTYPE_AFFINE4, OUT, IN, 0.1f, 0.01f);
+    bench_op(&bench, OP_HEAD, (struct operand[]){x, weight, y}, 3);
+    bench_run(&bench);
+    for (uint32_t t = 0; t < ROWS; t++)
+        for (uint32_t o = t % 29; o < OUT; o += 29)
+            assert_near(bench_floats(&bench, y)[t * OUT + o],
+                        product(bench_values(&bench, weight), o, IN, bench_floats(&bench, x) + t * IN), 1e-5);
+    bench_close(&bench);
 }
 
 /* Matrices of every kind: each alone, then all with one x. */
@@ -134,9 +157,10 @@ static struct op *expert_op(struct bench *bench, enum op_kind kind, const struct
     return op;
 }
 
-static void check_experts(struct kinds kinds) {
+static void check_experts(struct kinds kinds, bool bf16_scales) {
     struct bench bench;
     bench_open(&bench, 5);
+    bench.bf16_scales = bf16_scales;
     struct experts e = experts_open(&bench, kinds);
     static float before[TOKENS * HIDDEN];
     memcpy(before, bench_floats(&bench, e.y), sizeof before);
@@ -183,16 +207,20 @@ static void check_experts(struct kinds kinds) {
 
 static void experts_of_many_rows(void **state) {
     (void)state;
-    check_experts((struct kinds){DTYPE_AFFINE4, DTYPE_AFFINE4, DTYPE_AFFINE4, DTYPE_AFFINE4, DTYPE_AFFINE4,
-                                 DTYPE_AFFINE4});
+    for (int bf16_scales = 0; bf16_scales < 2; bf16_scales++)
+        check_experts((struct kinds){DTYPE_AFFINE4, DTYPE_AFFINE4, DTYPE_AFFINE4, DTYPE_AFFINE4,
+                                     DTYPE_AFFINE4, DTYPE_AFFINE4},
+                      bf16_scales);
 }
 
 /* Gate and up of two kinds, with and without one that is not rounded. */
 static void experts_of_mixed_kinds(void **state) {
     (void)state;
     check_experts(
-        (struct kinds){DTYPE_AFFINE4, DTYPE_AFFINE8, DTYPE_BF16, DTYPE_BF16, DTYPE_AFFINE4, DTYPE_AFFINE8});
-    check_experts((struct kinds){DTYPE_F16, DTYPE_AFFINE4, DTYPE_F32, DTYPE_AFFINE4, DTYPE_F32, DTYPE_F16});
+        (struct kinds){DTYPE_AFFINE4, DTYPE_AFFINE8, DTYPE_BF16, DTYPE_BF16, DTYPE_AFFINE4, DTYPE_AFFINE8},
+        false);
+    check_experts((struct kinds){DTYPE_F16, DTYPE_AFFINE4, DTYPE_F32, DTYPE_AFFINE4, DTYPE_F32, DTYPE_F16},
+                  false);
 }
 
 /* Two chunks, one after the other: convolution, gates' outcomes, the recurrence. */
@@ -343,9 +371,10 @@ static void attention_of_many_rows(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(linear_of_many_rows),  cmocka_unit_test(linear_of_each_kind),
-        cmocka_unit_test(experts_of_many_rows), cmocka_unit_test(experts_of_mixed_kinds),
-        cmocka_unit_test(delta_of_many_rows),   cmocka_unit_test(attention_of_many_rows),
+        cmocka_unit_test(linear_of_many_rows),    cmocka_unit_test(head_of_very_many_rows),
+        cmocka_unit_test(linear_of_each_kind),    cmocka_unit_test(experts_of_many_rows),
+        cmocka_unit_test(experts_of_mixed_kinds), cmocka_unit_test(delta_of_many_rows),
+        cmocka_unit_test(attention_of_many_rows),
     };
     return BENCH_RUN_TESTS(tests);
 }

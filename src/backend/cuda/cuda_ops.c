@@ -36,7 +36,7 @@ static const struct cuda_kernel kernels[OP_KIND_COUNT][MAX_KERNELS] = {
                        cuda_decode_attention_launch, NULL},
                       {cuda_prefill_attention_fits, NULL, cuda_prefill_attention, NULL},
                       {NULL, NULL, cuda_generic_attention, NULL}},
-    [OP_ROUTER] = {{cuda_decode_router_fits, NULL, cuda_decode_router_launch, NULL},
+    [OP_ROUTER] = {{cuda_decode_router_fits, cuda_decode_router_workspace, cuda_decode_router_launch, NULL},
                    {cuda_prefill_router_fits, cuda_prefill_router_workspace, cuda_prefill_router, NULL},
                    {NULL, cuda_generic_input_workspace, cuda_generic_router, NULL}},
     [OP_EXPERT_SORT] = {{cuda_host_sort_fits, NULL, cuda_host_sort, cuda_host_sort_pinned},
@@ -54,6 +54,7 @@ static const struct cuda_kernel kernels[OP_KIND_COUNT][MAX_KERNELS] = {
                          cuda_prefill_expert_down, NULL},
                         {NULL, cuda_generic_expert_down_workspace, cuda_generic_expert_down, NULL}},
     [OP_HEAD] = {{cuda_decode_linear_fits, NULL, cuda_decode_linear_launch, NULL},
+                 {cuda_prefill_linear_fits, cuda_prefill_linear_workspace, cuda_prefill_linear, NULL},
                  {NULL, cuda_generic_input_workspace, cuda_generic_head, NULL}},
     [OP_SAMPLE] = {{NULL, cuda_generic_sample_workspace, cuda_generic_sample, NULL}},
 };

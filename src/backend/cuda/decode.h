@@ -23,6 +23,7 @@ bool cuda_decode_attention_fits(const struct cuda_op *op, const struct cuda_devi
 cuda_launcher cuda_decode_linear_launch;
 cuda_launcher cuda_decode_sum_launch;
 cuda_launcher cuda_decode_router_launch;
+cuda_workspace cuda_decode_router_workspace;
 cuda_launcher cuda_decode_gate_up_launch;
 cuda_launcher cuda_decode_route_launch;
 cuda_launcher cuda_decode_down_launch;

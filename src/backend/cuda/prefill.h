@@ -1,5 +1,5 @@
-/* Launchers for ops of many rows, made for Hopper's matrix units unless said otherwise. Each has a function
- * that says which ops it takes; cuda_ops.c asks. */
+/* Launchers for ops of many rows, on any GPU from 8.0 on; where Hopper's matrix units are worth kernels of
+ * their own the launchers choose. Each has a function that says which ops it takes; cuda_ops.c asks. */
 #ifndef CALLA_BACKEND_CUDA_PREFILL_H
 #define CALLA_BACKEND_CUDA_PREFILL_H
 
@@ -9,12 +9,12 @@
 extern "C" {
 #endif
 
-/* x W^T for 4-bit matrices */
+/* x W^T for 4-bit matrices; OP_HEAD too */
 bool cuda_prefill_linear_fits(const struct cuda_op *op, const struct cuda_device *device);
 cuda_workspace cuda_prefill_linear_workspace;
 cuda_launcher cuda_prefill_linear;
 
-/* The experts, on any GPU from 8.0 on; on Hopper products of many rows have a kernel of their own. */
+/* The experts */
 bool cuda_prefill_router_fits(const struct cuda_op *op, const struct cuda_device *device);
 cuda_workspace cuda_prefill_router_workspace;
 cuda_launcher cuda_prefill_router;
@@ -31,7 +31,7 @@ cuda_launcher cuda_prefill_expert_down;
 bool cuda_prefill_attention_fits(const struct cuda_op *op, const struct cuda_device *device);
 cuda_launcher cuda_prefill_attention;
 
-/* The delta layers, on any GPU: heads of 128 */
+/* The delta layers: heads of 128 */
 bool cuda_prefill_conv_silu_fits(const struct cuda_op *op, const struct cuda_device *device);
 cuda_launcher cuda_prefill_conv_silu;
 bool cuda_prefill_delta_scan_fits(const struct cuda_op *op, const struct cuda_device *device);

@@ -12,7 +12,9 @@
  * follows.
  *
  * Tiles come to shared memory by bulk copies that one thread issues before it waits for the kernel before:
- * what a kernel needs of the weights is on its way while its input is still being computed. */
+ * what a kernel needs of the weights is on its way while its input is still being computed. GPUs before
+ * Hopper have neither bulk copies, nor kernels that begin early, nor clusters. There all threads copy, and a
+ * block does alone what a cluster does; these variants of the kernels run anywhere. */
 #ifndef CALLA_BACKEND_CUDA_KERNELS_DECODE_CUH
 #define CALLA_BACKEND_CUDA_KERNELS_DECODE_CUH
 
@@ -30,10 +32,8 @@ static __device__ __forceinline__ uint32_t shared_address(const void *pointer) {
 }
 
 static __device__ __forceinline__ void barrier_init(uint64_t *barrier, uint32_t arrivals) {
-#if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
                  : "memory");
-#endif
 }
 
 /* Makes initialised barriers visible to the copy engine. */
@@ -44,16 +44,18 @@ static __device__ __forceinline__ void barrier_fence() {
 }
 
 static __device__ __forceinline__ void barrier_wait(uint64_t *barrier, uint32_t parity) {
-#if __CUDA_ARCH__ >= 900
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+#define BARRIER_TEST "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+#else
+#define BARRIER_TEST "mbarrier.test_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+#endif
     asm volatile("{\n"
                  ".reg .pred done;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra again;\n"
+                 "again:\n" BARRIER_TEST "@!done bra again;\n"
                  "}" ::"r"(shared_address(barrier)),
                  "r"(parity)
                  : "memory");
-#endif
+#undef BARRIER_TEST
 }
 
 /* Weights are read once a step: they shall be the first to leave the L2 cache. */
@@ -82,6 +84,25 @@ static __device__ __forceinline__ void copy_start(void *shared, const void *glob
                  "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
                  : "memory");
 #endif
+}
+
+/* A thread's part of the same copy where there is no copy engine, of `threads`; then it arrives or waits. */
+static __device__ __forceinline__ void copy_part(void *shared, const void *global, uint32_t bytes,
+                                                 uint32_t thread, uint32_t threads) {
+    for (uint32_t i = 16 * thread; i < bytes; i += 16 * threads)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared) + i),
+                     "l"((const char *)global + i)
+                     : "memory");
+}
+
+static __device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+/* Arrives at a barrier when the thread's copies so far are there. */
+static __device__ __forceinline__ void arrive_after_copies(uint64_t *barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
+                 : "memory");
 }
 
 /* ---- Clusters: blocks that write to each other's shared memory ----
@@ -296,6 +317,11 @@ static __device__ __forceinline__ float sum_of_warp(float sum) {
 }
 
 /* ---- For launchers ---- */
+
+/* Whether there are bulk copies and clusters. */
+static inline bool decode_on_hopper(const struct cuda_device *device) {
+    return device->major >= 9;
+}
 
 /* Whether a view can be read 16 bytes at once. */
 static inline bool aligned(const struct cuda_view *view) {

@@ -92,9 +92,9 @@ static __global__ void decode_qk_prep(const __grid_constant__ prepare_parameters
             p.keys[position * p.cache_stride + column + lane + 32 * i] = (uint16_t)pack_bf16(x[i], 0);
 }
 
-bool cuda_decode_qk_prep_fits(const struct cuda_op *op, const struct cuda_device *device) {
+bool cuda_decode_qk_prep_fits(const struct cuda_op *op, const struct cuda_device *) {
     const struct op_constants *c = &op->op.constants;
-    return device->major >= 9 && op->views[2].rows == 1 && c->head_size == SIZE && c->rotary_size == ROTARY &&
+    return op->views[2].rows == 1 && c->head_size == SIZE && c->rotary_size == ROTARY &&
            op->views[6].stride == SIZE && op->views[7].dtype == DTYPE_BF16 &&
            op->views[8].dtype == DTYPE_BF16 && op->views[7].stride == op->views[8].stride;
 }
@@ -388,13 +388,13 @@ static uint32_t splits_of(const struct cuda_op *op, const struct cuda_device *de
     return splits > SPLITS ? SPLITS : splits > 0 ? splits : 1;
 }
 
-bool cuda_decode_attention_fits(const struct cuda_op *op, const struct cuda_device *device) {
+bool cuda_decode_attention_fits(const struct cuda_op *op, const struct cuda_device *) {
     const struct op_constants *c = &op->op.constants;
-    return device->major >= 9 && op->views[1].rows == c->heads && c->head_size == SIZE &&
-           c->heads == GROUP * c->kv_heads && op->views[3].dtype == DTYPE_BF16 &&
-           op->views[4].dtype == DTYPE_BF16 && op->views[3].stride == op->views[4].stride &&
-           op->views[3].stride % 8 == 0 && aligned(&op->views[1]) && op->views[1].stride % 4 == 0 &&
-           aligned(&op->views[3]) && aligned(&op->views[4]) && op->views[5].stride == SIZE;
+    return op->views[1].rows == c->heads && c->head_size == SIZE && c->heads == GROUP * c->kv_heads &&
+           op->views[3].dtype == DTYPE_BF16 && op->views[4].dtype == DTYPE_BF16 &&
+           op->views[3].stride == op->views[4].stride && op->views[3].stride % 8 == 0 &&
+           aligned(&op->views[1]) && op->views[1].stride % 4 == 0 && aligned(&op->views[3]) &&
+           aligned(&op->views[4]) && op->views[5].stride == SIZE;
 }
 
 uint64_t cuda_decode_attention_workspace(const struct cuda_op *op, const struct cuda_device *device) {

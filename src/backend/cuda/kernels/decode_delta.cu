@@ -1,19 +1,17 @@
 /* OP_DELTA_STEP: a gated delta layer's token from its projections to the input of its output projection.
  *
- * A cluster of blocks has a value head, each block a part of the state's rows. The state is read before the
- * kernels before have ended, for it was last written a step ago; so are the convolution's earlier rows. With
- * S the state, k and q as the convolution gives them and k' and q' normalised, one pass over S gives
- * everything: S k' and S q' are S k and S q times factors that need the whole k and q, so that these can
- * follow change = beta (v - decay S k'),   S := decay S + change k'^T,   y = decay S q' + change (k' q') */
+ * A cluster of blocks, or a single block, has a value head, each block a part of the state's rows. The state
+ * is read before the kernels before have ended, for it was last written a step ago; so are the convolution's
+ * earlier rows. With S the state, k and q as the convolution gives them and k' and q' normalised, one pass
+ * over S gives everything: S k' and S q' are S k and S q times factors that need the whole k and q, so that
+ * these can follow change = beta (v - decay S k'),   S := decay S + change k'^T,   y = decay S q' + change
+ * (k' q') */
 #include "backend/cuda/decode.h"
 #include "backend/cuda/kernels/decode.cuh"
 
 #define SIZE 128 /* of a key head and of a value head */
 #define WARPS 8
 #define TAPS 4
-#define CLUSTER 4
-#define ROWS (SIZE / CLUSTER)       /* of the state, in a block */
-#define PASSES (ROWS / (4 * WARPS)) /* a warp takes four rows at once, eight lanes each */
 
 struct delta_parameters {
     const struct step_record *record;
@@ -48,27 +46,32 @@ static __device__ __forceinline__ float convolve_history(const delta_parameters 
     return fmaf(taps.z, old, fmaf(taps.y, older, taps.x * oldest));
 }
 
+template <uint32_t CLUSTER>
 static __global__
 __launch_bounds__(32 * WARPS) void decode_delta_step(const __grid_constant__ delta_parameters p) {
+    constexpr uint32_t ROWS = SIZE / CLUSTER;       /* of the state, in a block */
+    constexpr uint32_t PASSES = ROWS / (4 * WARPS); /* a warp takes four rows at once, eight lanes each */
     __shared__ __align__(16) float keys[SIZE], queries[SIZE];
     __shared__ float values[ROWS], squares[WARPS], outputs[ROWS], output_squares[CLUSTER];
     __shared__ uint64_t received;
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, eighth = lane % 8;
     uint32_t head = blockIdx.x / CLUSTER, part = blockIdx.x % CLUSTER;
     uint32_t key_head = head * p.key_heads / p.value_heads, heads_per_key = p.value_heads / p.key_heads;
-    if (threadIdx.x == 0) {
-        barrier_init(&received, 1);
-        barrier_fence();
-        copy_expect(&received, CLUSTER * sizeof(float));
+    if (CLUSTER > 1) {
+        if (threadIdx.x == 0) {
+            barrier_init(&received, 1);
+            barrier_fence();
+            copy_expect(&received, CLUSTER * sizeof(float));
+        }
+        __syncwarp();
+        cluster_arrive();
     }
-    __syncwarp();
-    cluster_arrive();
     uint32_t position = p.record->position;
 
     float4 state[PASSES][4];
     float4 *rows = (float4 *)(p.state + ((uint64_t)head * SIZE + part * ROWS) * SIZE);
 #pragma unroll
-    for (int pass = 0; pass < PASSES; pass++)
+    for (uint32_t pass = 0; pass < PASSES; pass++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
             state[pass][i] = rows[((pass * WARPS + warp) * 4 + lane / 8) * (SIZE / 4) + 8 * i + eighth];
@@ -85,7 +88,8 @@ __launch_bounds__(32 * WARPS) void decode_delta_step(const __grid_constant__ del
         norm_weight = __ldg(p.weight + part * ROWS + threadIdx.x);
     }
     float rate = -expf(__ldg(p.A_log + head)), step_bias = __ldg(p.dt_bias + head);
-    cluster_wait();
+    if (CLUSTER > 1)
+        cluster_wait();
     cuda_let_next_start();
     cuda_await_previous();
 
@@ -118,7 +122,7 @@ __launch_bounds__(32 * WARPS) void decode_delta_step(const __grid_constant__ del
     float4 k[4];
     float match = 0, by_key[PASSES], by_query[PASSES];
 #pragma unroll
-    for (int pass = 0; pass < PASSES; pass++)
+    for (uint32_t pass = 0; pass < PASSES; pass++)
         by_key[pass] = by_query[pass] = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -126,14 +130,14 @@ __launch_bounds__(32 * WARPS) void decode_delta_step(const __grid_constant__ del
         float4 q = ((const float4 *)queries)[8 * i + eighth];
         match = dot4(k[i], q, match);
 #pragma unroll
-        for (int pass = 0; pass < PASSES; pass++) {
+        for (uint32_t pass = 0; pass < PASSES; pass++) {
             by_key[pass] = dot4(state[pass][i], k[i], by_key[pass]);
             by_query[pass] = dot4(state[pass][i], q, by_query[pass]);
         }
     }
     match = sum_of_eight(match) * key_factor * query_factor;
 #pragma unroll
-    for (int pass = 0; pass < PASSES; pass++) {
+    for (uint32_t pass = 0; pass < PASSES; pass++) {
         uint32_t row = (pass * WARPS + warp) * 4 + lane / 8;
         float seen = sum_of_eight(by_key[pass]) * key_factor,
               recalled = sum_of_eight(by_query[pass]) * query_factor;
@@ -152,27 +156,29 @@ __launch_bounds__(32 * WARPS) void decode_delta_step(const __grid_constant__ del
     /* The mean square is one of the whole head; every warp adds its part up the same way. */
     float total = 0;
 #pragma unroll
-    for (int i = 0; i < ROWS; i += 32) {
+    for (uint32_t i = 0; i < ROWS; i += 32) {
         float output = outputs[i + lane];
         total = fmaf(output, output, total);
     }
     total = sum_of_warp(total);
-    if (threadIdx.x < CLUSTER)
-        send(&output_squares[part], total, &received, threadIdx.x);
-    barrier_wait(&received, 0);
-    total = 0;
+    if (CLUSTER > 1) {
+        if (threadIdx.x < CLUSTER)
+            send(&output_squares[part], total, &received, threadIdx.x);
+        barrier_wait(&received, 0);
+        total = 0;
 #pragma unroll
-    for (int i = 0; i < CLUSTER; i++)
-        total += output_squares[i];
+        for (uint32_t i = 0; i < CLUSTER; i++)
+            total += output_squares[i];
+    }
     if (threadIdx.x < ROWS)
         p.y[head * SIZE + part * ROWS + threadIdx.x] = outputs[threadIdx.x] *
                                                        rsqrtf(total / (float)SIZE + p.epsilon) * norm_weight *
                                                        (gate * sigmoid(gate));
 }
 
-bool cuda_decode_delta_step_fits(const struct cuda_op *op, const struct cuda_device *device) {
+bool cuda_decode_delta_step_fits(const struct cuda_op *op, const struct cuda_device *) {
     const struct op_constants *c = &op->op.constants;
-    return device->major >= 9 && c->key_size == SIZE && c->value_size == SIZE && c->taps == TAPS &&
+    return c->key_size == SIZE && c->value_size == SIZE && c->taps == TAPS &&
            c->value_heads % c->key_heads == 0 && op->views[10].stride == SIZE && aligned(&op->views[10]) &&
            op->views[4].dtype == DTYPE_F32;
 }
@@ -200,6 +206,7 @@ cudaError_t cuda_decode_delta_step_launch(const struct cuda_op *op, const struct
     p.channels = (uint32_t)views[9].stride;
     p.epsilon = c->epsilon;
     p.l2_epsilon = c->l2_epsilon;
-    return decode_launch(decode_delta_step, device, CLUSTER, c->value_heads * CLUSTER, 32 * WARPS, 0, stream,
-                         p);
+    if (decode_on_hopper(device))
+        return decode_launch(decode_delta_step<4>, device, 4, c->value_heads * 4, 32 * WARPS, 0, stream, p);
+    return decode_launch(decode_delta_step<1>, device, 1, c->value_heads, 32 * WARPS, 0, stream, p);
 }

@@ -25,8 +25,8 @@ static __device__ __forceinline__ uint32_t id_within(int32_t id, uint32_t expert
 }
 
 /* Unit: 16 rows of the gate and the same of the up matrix; the shared expert's first. Block b has the units
- * b, b + blocks, ... */
-template <bool WIDE_SCALES, bool NORMALISE>
+ * b, b + blocks, ... BULK: with bulk copies. */
+template <bool WIDE_SCALES, bool NORMALISE, bool BULK>
 static __global__ __launch_bounds__(32 *
                                     WARPS) void decode_gate_up(const __grid_constant__ gate_up_parameters p) {
     constexpr uint32_t TILE = CUDA_TILE_CODES + CUDA_TILE_ROWS * (WIDE_SCALES ? 8 : 4);
@@ -42,19 +42,29 @@ static __global__ __launch_bounds__(32 *
     auto start_copies = [&](uint32_t i, const unsigned char *gate, const unsigned char *up,
                             uint32_t row_tile) {
         unsigned char *to = shared + 2 * i * row_tile_bytes;
-        copy_expect(&barriers[i], 2 * row_tile_bytes);
-        copy_start(to, gate + (uint64_t)row_tile * row_tile_bytes, row_tile_bytes, &barriers[i], policy);
-        copy_start(to + row_tile_bytes, up + (uint64_t)row_tile * row_tile_bytes, row_tile_bytes,
-                   &barriers[i], policy);
+        gate += (uint64_t)row_tile * row_tile_bytes;
+        up += (uint64_t)row_tile * row_tile_bytes;
+        if (BULK) {
+            copy_expect(&barriers[i], 2 * row_tile_bytes);
+            copy_start(to, gate, row_tile_bytes, &barriers[i], policy);
+            copy_start(to + row_tile_bytes, up, row_tile_bytes, &barriers[i], policy);
+        } else {
+            copy_part(to, gate, row_tile_bytes, threadIdx.x, 32 * WARPS);
+            copy_part(to + row_tile_bytes, up, row_tile_bytes, threadIdx.x, 32 * WARPS);
+            arrive_after_copies(&barriers[i]);
+        }
     };
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < count; i++)
-            barrier_init(&barriers[i], 1);
+            barrier_init(&barriers[i], BULK ? 1 : 32 * WARPS);
         barrier_fence();
+    }
+    if (!BULK)
+        __syncthreads();
+    if (!BULK || threadIdx.x == 0)
         for (uint32_t i = 0; i < count; i++)
             if (blockIdx.x + i * gridDim.x < p.shared_tiles)
                 start_copies(i, p.shared_gate, p.shared_up, blockIdx.x + i * gridDim.x);
-    }
     uint32_t quad = warp % p.quads, turn = warp / p.quads, sharing = WARPS / p.quads;
     float norm[8];
     if (NORMALISE)
@@ -62,12 +72,13 @@ static __global__ __launch_bounds__(32 *
     __syncthreads();
     cuda_await_previous();
 
-    if (threadIdx.x < count) {
-        uint32_t unit = blockIdx.x + threadIdx.x * gridDim.x;
+    /* Each unit's copies are a thread's of its own, or all threads'. */
+    for (uint32_t i = BULK ? threadIdx.x : 0; i < count; i += BULK ? 32 * WARPS : 1) {
+        uint32_t unit = blockIdx.x + i * gridDim.x;
         if (unit >= p.shared_tiles) {
             unit -= p.shared_tiles;
             uint32_t expert = id_within(__ldcg(p.ids + unit / p.expert_tiles), p.experts);
-            start_copies(threadIdx.x, p.gate, p.up, expert * p.expert_tiles + unit % p.expert_tiles);
+            start_copies(i, p.gate, p.up, expert * p.expert_tiles + unit % p.expert_tiles);
         }
     }
     float x[8];
@@ -129,16 +140,38 @@ static bool alike(const struct cuda_view *a, const struct cuda_view *b) {
     return a->dtype == DTYPE_AFFINE4 && b->dtype == DTYPE_AFFINE4 && wide(a) == wide(b);
 }
 
+static uint32_t unit_bytes(const struct cuda_op *op) {
+    const struct cuda_view *gate = &op->views[op->op.constants.normalise ? 3 : 2];
+    return 2 * op->views[0].columns / CUDA_TILE_COLUMNS * cuda_tile_bytes((enum dtype)gate->scale_dtype);
+}
+
+/* What the units of a block can have, beside what the kernel declares. */
+static uint32_t shared_room(const struct cuda_device *device) {
+    return (uint32_t)device->shared_bytes - 4096;
+}
+
 bool cuda_decode_gate_up_fits(const struct cuda_op *op, const struct cuda_device *device) {
     uint32_t first = op->op.constants.normalise ? 3 : 2, columns = op->views[0].columns;
     const struct cuda_view *matrices = &op->views[first], *routed = &matrices[4], *shared = &matrices[5];
-    uint32_t units = (routed->rows * routed->columns + shared->columns) / CUDA_TILE_ROWS;
-    return device->major >= 9 && op->views[0].rows == 1 && op->op.operand_count == first + 6 &&
-           columns % QUAD_COLUMNS == 0 && columns <= WARPS * QUAD_COLUMNS && aligned(&op->views[0]) &&
-           routed->stride == routed->columns && routed->columns % CUDA_TILE_ROWS == 0 &&
-           shared->columns % CUDA_TILE_ROWS == 0 && alike(&matrices[0], &matrices[1]) &&
-           alike(&matrices[0], &matrices[2]) && alike(&matrices[0], &matrices[3]) &&
-           units <= MAX_UNITS * (uint32_t)device->multiprocessors;
+    return op->views[0].rows == 1 && op->op.operand_count == first + 6 && columns % QUAD_COLUMNS == 0 &&
+           columns <= WARPS * QUAD_COLUMNS && aligned(&op->views[0]) && routed->stride == routed->columns &&
+           routed->columns % CUDA_TILE_ROWS == 0 && shared->columns % CUDA_TILE_ROWS == 0 &&
+           alike(&matrices[0], &matrices[1]) && alike(&matrices[0], &matrices[2]) &&
+           alike(&matrices[0], &matrices[3]) && unit_bytes(op) <= shared_room(device);
+}
+
+template <bool BULK>
+static cudaError_t launch_gate_up(const gate_up_parameters &p, bool wide_scales,
+                                  const struct cuda_device *device, uint32_t blocks, size_t shared_bytes,
+                                  cudaStream_t stream) {
+    uint32_t threads = 32 * WARPS;
+    if (wide_scales)
+        return decode_launch(p.norm != NULL ? decode_gate_up<true, true, BULK>
+                                            : decode_gate_up<true, false, BULK>,
+                             device, 1, blocks, threads, shared_bytes, stream, p);
+    return decode_launch(p.norm != NULL ? decode_gate_up<false, true, BULK>
+                                        : decode_gate_up<false, false, BULK>,
+                         device, 1, blocks, threads, shared_bytes, stream, p);
 }
 
 cudaError_t cuda_decode_gate_up_launch(const struct cuda_op *op, const struct cuda_device *device,
@@ -163,18 +196,11 @@ cudaError_t cuda_decode_gate_up_launch(const struct cuda_op *op, const struct cu
     p.quads = op->views[0].columns / QUAD_COLUMNS;
     p.epsilon = op->op.constants.epsilon;
     uint32_t units = p.shared_tiles + p.chosen * p.expert_tiles;
-    uint32_t each = (units + (uint32_t)device->multiprocessors - 1) / ((uint32_t)device->multiprocessors);
-    uint32_t blocks = (units + each - 1) / each;
-    size_t shared_bytes =
-        (size_t)each * 2 * p.quads * QUAD_TILES * cuda_tile_bytes((enum dtype)matrices[0].scale_dtype);
-    uint32_t threads = 32 * WARPS;
-    if (wide(&matrices[0]))
-        return normalise ? decode_launch(decode_gate_up<true, true>, device, 1, blocks, threads, shared_bytes,
-                                         stream, p)
-                         : decode_launch(decode_gate_up<true, false>, device, 1, blocks, threads,
-                                         shared_bytes, stream, p);
-    return normalise ? decode_launch(decode_gate_up<false, true>, device, 1, blocks, threads, shared_bytes,
-                                     stream, p)
-                     : decode_launch(decode_gate_up<false, false>, device, 1, blocks, threads, shared_bytes,
-                                     stream, p);
+    uint32_t each = cuda_blocks(units, (unsigned)device->multiprocessors);
+    if (each > MAX_UNITS || each * unit_bytes(op) > shared_room(device))
+        each = 1; /* then not all blocks run at once */
+    uint32_t blocks = cuda_blocks(units, each);
+    if (decode_on_hopper(device))
+        return launch_gate_up<true>(p, wide(&matrices[0]), device, blocks, each * unit_bytes(op), stream);
+    return launch_gate_up<false>(p, wide(&matrices[0]), device, blocks, each * unit_bytes(op), stream);
 }

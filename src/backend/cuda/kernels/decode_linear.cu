@@ -47,8 +47,8 @@ static __device__ __forceinline__ linear_place place_of(const linear_parameters 
             matrix.rows - local * CUDA_TILE_ROWS};
 }
 
-/* QUADS: of 256 columns that a warp multiplies; TOGETHER: row tiles at once. */
-template <uint32_t QUADS, uint32_t TOGETHER, bool WIDE_SCALES, bool NORMALISE>
+/* QUADS: of 256 columns that a warp multiplies; TOGETHER: row tiles at once; BULK: with bulk copies. */
+template <uint32_t QUADS, uint32_t TOGETHER, bool WIDE_SCALES, bool NORMALISE, bool BULK>
 static __global__ __launch_bounds__(32 *
                                     WARPS) void decode_linear(const __grid_constant__ linear_parameters p) {
     constexpr uint32_t TILE = CUDA_TILE_CODES + CUDA_TILE_ROWS * (WIDE_SCALES ? 8 : 4);
@@ -65,21 +65,31 @@ static __global__ __launch_bounds__(32 *
 
     auto start_copies = [&](uint32_t first, uint32_t stage) {
         uint32_t count = min(p.batch, end - first);
-        copy_expect(&barriers[stage], count * row_tile_bytes);
-        for (uint32_t i = 0; i < count; i++)
-            copy_start(shared + stage * stage_bytes + i * row_tile_bytes,
-                       place_of(p, first + i, row_tile_bytes).tiles, row_tile_bytes, &barriers[stage],
-                       policy);
+        if (BULK)
+            copy_expect(&barriers[stage], count * row_tile_bytes);
+        for (uint32_t i = 0; i < count; i++) {
+            unsigned char *to = shared + stage * stage_bytes + i * row_tile_bytes;
+            const unsigned char *from = place_of(p, first + i, row_tile_bytes).tiles;
+            if (BULK)
+                copy_start(to, from, row_tile_bytes, &barriers[stage], policy);
+            else
+                copy_part(to, from, row_tile_bytes, threadIdx.x, 32 * WARPS);
+        }
+        if (!BULK)
+            arrive_after_copies(&barriers[stage]);
     };
     if (threadIdx.x == 0) {
         policy = evict_first_policy();
 #pragma unroll
         for (uint32_t stage = 0; stage < MAX_STAGES; stage++)
-            barrier_init(&barriers[stage], 1);
+            barrier_init(&barriers[stage], BULK ? 1 : 32 * WARPS);
         barrier_fence();
+    }
+    if (!BULK)
+        __syncthreads();
+    if (!BULK || threadIdx.x == 0)
         for (uint32_t stage = 0; stage < p.stages && begin + stage * p.batch < end; stage++)
             start_copies(begin + stage * p.batch, stage);
-    }
     cuda_let_next_start();
 
     /* With few columns several warps have the same ones and take turns at the row tiles. */
@@ -159,7 +169,7 @@ static __global__ __launch_bounds__(32 *
             }
         }
         __syncthreads();
-        if (threadIdx.x == 0 && first + p.stages * p.batch < end)
+        if ((!BULK || threadIdx.x == 0) && first + p.stages * p.batch < end)
             start_copies(first + p.stages * p.batch, stage);
         if (writes) {
             float sum = 0, square = 0;
@@ -191,10 +201,10 @@ static uint32_t matrix_count(const struct op *op) {
     return op->kind == OP_HEAD ? 1 : op->constants.matrix_count;
 }
 
-bool cuda_decode_linear_fits(const struct cuda_op *op, const struct cuda_device *device) {
+bool cuda_decode_linear_fits(const struct cuda_op *op, const struct cuda_device *) {
     uint32_t columns = op->views[0].columns, first = first_matrix(&op->op);
-    if (device->major < 9 || op->views[0].rows != 1 || columns % QUAD_COLUMNS != 0 ||
-        columns > 2 * WARPS * QUAD_COLUMNS || !aligned(&op->views[0]))
+    if (op->views[0].rows != 1 || columns % QUAD_COLUMNS != 0 || columns > 2 * WARPS * QUAD_COLUMNS ||
+        !aligned(&op->views[0]))
         return false;
     for (uint32_t i = 0; i < matrix_count(&op->op); i++)
         if (op->views[first + 2 * i].dtype != DTYPE_AFFINE4 ||
@@ -203,18 +213,26 @@ bool cuda_decode_linear_fits(const struct cuda_op *op, const struct cuda_device 
     return true;
 }
 
+template <bool WIDE_SCALES, bool NORMALISE, bool BULK>
+static cudaError_t launch_copying(const linear_parameters &p, const struct cuda_device *device,
+                                  uint32_t blocks, size_t shared_bytes, cudaStream_t stream) {
+    uint32_t threads = 32 * WARPS;
+    if (p.quads > WARPS)
+        return decode_launch(decode_linear<2, 1, WIDE_SCALES, NORMALISE, BULK>, device, 1, blocks, threads,
+                             shared_bytes, stream, p);
+    if (p.batch == 1)
+        return decode_launch(decode_linear<1, 1, WIDE_SCALES, NORMALISE, BULK>, device, 1, blocks, threads,
+                             shared_bytes, stream, p);
+    return decode_launch(decode_linear<1, 3, WIDE_SCALES, NORMALISE, BULK>, device, 1, blocks, threads,
+                         shared_bytes, stream, p);
+}
+
 template <bool WIDE_SCALES, bool NORMALISE>
 static cudaError_t launch_linear(const linear_parameters &p, const struct cuda_device *device,
                                  uint32_t blocks, size_t shared_bytes, cudaStream_t stream) {
-    uint32_t threads = 32 * WARPS;
-    if (p.quads > WARPS)
-        return decode_launch(decode_linear<2, 1, WIDE_SCALES, NORMALISE>, device, 1, blocks, threads,
-                             shared_bytes, stream, p);
-    if (p.batch == 1)
-        return decode_launch(decode_linear<1, 1, WIDE_SCALES, NORMALISE>, device, 1, blocks, threads,
-                             shared_bytes, stream, p);
-    return decode_launch(decode_linear<1, 3, WIDE_SCALES, NORMALISE>, device, 1, blocks, threads,
-                         shared_bytes, stream, p);
+    if (decode_on_hopper(device))
+        return launch_copying<WIDE_SCALES, NORMALISE, true>(p, device, blocks, shared_bytes, stream);
+    return launch_copying<WIDE_SCALES, NORMALISE, false>(p, device, blocks, shared_bytes, stream);
 }
 
 cudaError_t cuda_decode_linear_launch(const struct cuda_op *op, const struct cuda_device *device,

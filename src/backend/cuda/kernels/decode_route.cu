@@ -201,8 +201,8 @@ bool cuda_decode_route_fits(const struct cuda_op *ops, const struct cuda_device 
     const struct cuda_op *router = &ops[0], *gate_up = &ops[1];
     bool normalise = router->op.constants.normalise;
     if (router->op.kind != OP_ROUTER || gate_up->op.kind != OP_EXPERT_GATE_UP ||
-        gate_up->op.constants.normalise != normalise || !cuda_decode_router_fits(router, device) ||
-        !cuda_decode_gate_up_fits(gate_up, device))
+        gate_up->op.constants.normalise != normalise || !decode_on_hopper(device) ||
+        !cuda_decode_router_fits(router, device) || !cuda_decode_gate_up_fits(gate_up, device))
         return false;
     const struct cuda_view *chosen = &router->views[normalise ? 4 : 3],
                            *ids = &gate_up->views[normalise ? 2 : 1];

@@ -7,7 +7,8 @@
  * others' sums of its own 16 rows.
  *
  * Column *quads* (256 columns) are numbered through: those of the chosen experts' matrices one after the
- * other, then the shared one's. Block r of a cluster of C has the quads r, r + C, ... */
+ * other, then the shared one's. Block r of a cluster of C has the quads r, r + C, ... Where there are no
+ * clusters a block has a row of tiles and all quads. */
 #include "backend/cuda/decode.h"
 #include "backend/cuda/kernels/decode.cuh"
 
@@ -15,6 +16,7 @@
 #define ROWS (CLUSTER * CUDA_TILE_ROWS) /* of a cluster */
 #define TURNS 2                         /* warps that have the same quad */
 #define MOST 15                         /* quads of a block */
+#define MOST_ALONE 32                   /* of one without a cluster */
 #define MOST_CHOSEN 32
 
 struct sum_parameters {
@@ -27,6 +29,27 @@ struct sum_parameters {
     uint32_t each;                                            /* quads of a block, at most */
     bool accumulate;
 };
+
+/* Where a quad comes from. */
+struct sum_source {
+    const unsigned char *tiles;
+    const float *x;
+    uint32_t slot, column, width; /* slot: p.chosen is the shared expert's; column and width in quads */
+};
+
+template <bool EXPERTS>
+static __device__ __forceinline__ sum_source sum_source_of(const sum_parameters &p, uint32_t quad) {
+    uint32_t slot = EXPERTS ? min(quad / p.quads, p.chosen) : 0, column = quad - slot * p.quads;
+    if (EXPERTS && slot == p.chosen)
+        return {p.shared_tiles, p.shared_x + column * QUAD_COLUMNS, slot, column, p.shared_quads};
+    return {p.tiles, p.x + quad * QUAD_COLUMNS, slot, column, p.quads};
+}
+
+template <bool EXPERTS>
+static __device__ __forceinline__ uint32_t sum_expert_of(const sum_parameters &p, uint32_t slot) {
+    uint32_t id = EXPERTS && slot < p.chosen ? (uint32_t)__ldcg(p.ids + slot) : 0;
+    return id < p.experts ? id : 0;
+}
 
 template <bool EXPERTS, bool WIDE_SCALES>
 static __global__ __launch_bounds__(32 * TURNS *
@@ -44,25 +67,15 @@ static __global__ __launch_bounds__(32 * TURNS *
     bool works = quad < all;
     unsigned char *tiles = shared + place * CLUSTER * QUAD;
 
-    /* Where the quad comes from. */
-    uint32_t slot = EXPERTS ? min(quad / p.quads, p.chosen) : 0, column = quad - slot * p.quads,
-             width = p.quads;
-    const float *x = p.x + quad * QUAD_COLUMNS;
-    if (EXPERTS && slot == p.chosen) {
-        x = p.shared_x + column * QUAD_COLUMNS;
-        width = p.shared_quads;
-    }
-    auto expert_of = [&]() {
-        uint32_t id = EXPERTS && slot < p.chosen ? (uint32_t)__ldcg(p.ids + slot) : 0;
-        return id < p.experts ? id : 0;
-    };
+    sum_source source = sum_source_of<EXPERTS>(p, quad);
+    auto expert_of = [&]() { return sum_expert_of<EXPERTS>(p, source.slot); };
     auto copy_tiles = [&](uint64_t *barrier, uint32_t expert) {
-        const unsigned char *from = EXPERTS && slot == p.chosen ? p.shared_tiles : p.tiles;
         uint64_t row_tile = first_tile + (uint64_t)expert * p.row_tiles, policy = evict_first_policy();
         copy_expect(barrier, CLUSTER * QUAD);
 #pragma unroll
         for (uint32_t i = 0; i < CLUSTER; i++)
-            copy_start(tiles + i * QUAD, from + ((row_tile + i) * width + column) * QUAD, QUAD, barrier,
+            copy_start(tiles + i * QUAD,
+                       source.tiles + ((row_tile + i) * source.width + source.column) * QUAD, QUAD, barrier,
                        policy);
     };
     if (threadIdx.x == 0) {
@@ -88,9 +101,9 @@ static __global__ __launch_bounds__(32 * TURNS *
     if (p.accumulate && threadIdx.x < CUDA_TILE_ROWS)
         old = y[threadIdx.x];
     if (works) {
-        float values[8], score = EXPERTS ? p.scores[slot] : 1, sums[CLUSTER / TURNS][2];
+        float values[8], score = EXPERTS ? p.scores[source.slot] : 1, sums[CLUSTER / TURNS][2];
         uint32_t expert = expert_of();
-        quad_load(x, lane, values);
+        quad_load(source.x, lane, values);
         quad_input input = quad_prepare(values, lane);
         const unsigned char *from[CLUSTER / TURNS];
 #pragma unroll
@@ -136,9 +149,50 @@ static __global__ __launch_bounds__(32 * TURNS *
     }
 }
 
+/* The same without clusters: a warp a quad of the block's row of tiles. */
+template <bool EXPERTS, bool WIDE_SCALES>
+static __global__
+__launch_bounds__(32 * MOST_ALONE) void decode_sum_alone(const __grid_constant__ sum_parameters p) {
+    constexpr uint32_t QUAD = QUAD_TILES * (CUDA_TILE_CODES + CUDA_TILE_ROWS * (WIDE_SCALES ? 8 : 4));
+    extern __shared__ __align__(128) unsigned char shared[];
+    __shared__ float partials[MOST_ALONE][CUDA_TILE_ROWS];
+    uint32_t lane = threadIdx.x % 32, quad = threadIdx.x / 32;
+    sum_source source = sum_source_of<EXPERTS>(p, quad);
+    const unsigned char *tiles[1] = {shared + quad * QUAD};
+    cuda_let_next_start();
+    cuda_await_previous();
+    uint64_t row_tile = blockIdx.x + (uint64_t)sum_expert_of<EXPERTS>(p, source.slot) * p.row_tiles;
+    copy_part(shared + quad * QUAD, source.tiles + (row_tile * source.width + source.column) * QUAD, QUAD,
+              lane, 32);
+    float *y = p.y + blockIdx.x * CUDA_TILE_ROWS, sum = 0, values[8], sums[1][2] = {{0, 0}};
+    if (p.accumulate && threadIdx.x < CUDA_TILE_ROWS)
+        sum = y[threadIdx.x];
+    float score = EXPERTS ? p.scores[source.slot] : 1;
+    quad_load(source.x, lane, values);
+    quad_input input = quad_prepare(values, lane);
+    wait_for_copies();
+    __syncwarp();
+    quad_products<1, WIDE_SCALES>(tiles, input, lane, sums);
+    float sum0 = sum_of_groups(sums[0][0]) * score, sum1 = sum_of_groups(sums[0][1]) * score;
+    if (lane % 4 < 2)
+        partials[quad][lane / 4 + lane % 4 * 8] = lane % 4 ? sum1 : sum0;
+    __syncthreads();
+    if (threadIdx.x < CUDA_TILE_ROWS) {
+        float all = 0;
+        for (uint32_t i = 0; i < blockDim.x / 32; i++)
+            all += partials[i][threadIdx.x];
+        y[threadIdx.x] = sum + all;
+    }
+}
+
 template <bool EXPERTS>
 static cudaError_t launch_sum(sum_parameters *p, uint32_t all, const struct cuda_view *matrix,
                               const struct cuda_device *device, cudaStream_t stream) {
+    if (!decode_on_hopper(device))
+        return decode_launch(
+            wide(matrix) ? decode_sum_alone<EXPERTS, true> : decode_sum_alone<EXPERTS, false>, device, 1,
+            p->row_tiles, 32 * all,
+            (size_t)all * QUAD_TILES * cuda_tile_bytes((enum dtype)matrix->scale_dtype), stream, *p);
     p->each = (all + CLUSTER - 1) / CLUSTER;
     size_t shared_bytes =
         (size_t)p->each * CLUSTER * QUAD_TILES * cuda_tile_bytes((enum dtype)matrix->scale_dtype);
@@ -150,13 +204,16 @@ static cudaError_t launch_sum(sum_parameters *p, uint32_t all, const struct cuda
                          stream, *p);
 }
 
-/* Whether a cluster can take `quads` columns of matrices of `rows` rows. */
+/* Whether a cluster, or a block alone, can take `quads` columns of matrices of `rows` rows. */
 static bool sum_fits(uint32_t rows, uint32_t quads, const struct cuda_view *matrix,
                      const struct cuda_device *device) {
+    uint32_t quad_bytes = QUAD_TILES * cuda_tile_bytes((enum dtype)matrix->scale_dtype);
+    if (!decode_on_hopper(device))
+        return rows % CUDA_TILE_ROWS == 0 && quads <= MOST_ALONE &&
+               quads * quad_bytes + 4096 < (uint32_t)device->shared_bytes;
     uint32_t each = (quads + CLUSTER - 1) / CLUSTER;
-    return device->major >= 9 && rows % ROWS == 0 && quads >= CLUSTER && each <= MOST &&
-           each * CLUSTER * QUAD_TILES * cuda_tile_bytes((enum dtype)matrix->scale_dtype) + 8192 <
-               (uint32_t)device->shared_bytes;
+    return rows % ROWS == 0 && quads >= CLUSTER && each <= MOST &&
+           each * CLUSTER * quad_bytes + 8192 < (uint32_t)device->shared_bytes;
 }
 
 bool cuda_decode_down_fits(const struct cuda_op *op, const struct cuda_device *device) {

@@ -12,7 +12,8 @@ struct gemm_arguments;
 /* Whether the kernels for Hopper are in this program and this is a Hopper GPU. */
 bool prefill_on_hopper(const struct cuda_device *device);
 
-/* Whether a matrix can be multiplied by the kernels of prefill_gemm.cuh: `features` rows an expert. */
+/* Whether a matrix can be multiplied by the kernels of prefill_gemm.cuh and prefill_warps.cuh: `features`
+ * rows an expert. */
 static inline bool prefill_matrix(const struct cuda_view *matrix, uint32_t features) {
     return matrix->dtype == DTYPE_AFFINE4 && features % 16 == 0 && features > 0 && matrix->columns % 64 == 0;
 }
@@ -38,5 +39,12 @@ bool prefill_stream_takes(int kind, const struct gemm_arguments &arguments, uint
 cudaError_t prefill_stream(int kind, const struct gemm_arguments &arguments, uint32_t pairs,
                            uint32_t out_dtype, uint32_t scale_dtype, const struct cuda_device *device,
                            cudaStream_t stream);
+
+/* Products on GPUs other than Hopper's, from 8.0 on: prefill_warps.cuh. Of the experts' those whose scales
+ * and biases are bf16, and which write bf16. */
+cudaError_t prefill_warps_linear(const struct gemm_arguments &arguments, uint32_t scale_dtype,
+                                 const struct cuda_device *device, cudaStream_t stream);
+cudaError_t prefill_warps_experts(int kind, const struct gemm_arguments &arguments,
+                                  const struct cuda_device *device, cudaStream_t stream);
 
 #endif

@@ -1,6 +1,7 @@
-/* OP_ATTENTION for many rows, see prefill_attention.cuh. */
+/* OP_ATTENTION for many rows: prefill_attention.cuh on Hopper, prefill_attention_warps.cuh elsewhere. */
 #include "backend/cuda/kernels/prefill.cuh"
 #include "backend/cuda/kernels/prefill_attention.cuh"
+#include "backend/cuda/kernels/prefill_attention_warps.cuh"
 
 extern "C" bool cuda_prefill_attention_fits(const struct cuda_op *op, const struct cuda_device *device) {
     const struct op_constants *c = &op->op.constants;
@@ -10,7 +11,7 @@ extern "C" bool cuda_prefill_attention_fits(const struct cuda_op *op, const stru
     return c->head_size == ATTENTION_SIZE && ATTENTION_ROWS % (c->heads / c->kv_heads) == 0 &&
            q->rows > 8 * c->heads && keys->dtype == DTYPE_BF16 && keys->stride == values->stride &&
            prefill_aligned(q) && prefill_aligned(gate) && prefill_aligned(keys) && prefill_aligned(values) &&
-           prefill_aligned(y) && prefill_on_hopper(device);
+           prefill_aligned(y) && device->shared_bytes >= ROWS_SHARED;
 }
 
 extern "C" cudaError_t cuda_prefill_attention(const struct cuda_op *op, const struct cuda_device *device,
@@ -32,7 +33,11 @@ extern "C" cudaError_t cuda_prefill_attention(const struct cuda_op *op, const st
     arguments.heads = c->heads;
     arguments.kv_heads = c->kv_heads;
     arguments.limit = views[3].rows;
-    if (views[5].dtype == DTYPE_BF16)
-        return attention_launch<__nv_bfloat16>(arguments, cuda_overlap(device), stream);
-    return attention_launch<float>(arguments, cuda_overlap(device), stream);
+    enum cuda_start start = cuda_overlap(device);
+    bool bf16 = views[5].dtype == DTYPE_BF16;
+    if (prefill_on_hopper(device))
+        return bf16 ? attention_launch<__nv_bfloat16>(arguments, start, stream)
+                    : attention_launch<float>(arguments, start, stream);
+    return bf16 ? attention_warps_launch<__nv_bfloat16>(arguments, start, stream)
+                : attention_warps_launch<float>(arguments, start, stream);
 }

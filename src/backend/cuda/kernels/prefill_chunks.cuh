@@ -242,36 +242,47 @@ __global__ static void __launch_bounds__(CHUNK_THREADS)
     }
 }
 
+/* Queries and T are done with early in a chunk, so that the next chunk's can come to the same place. */
 struct chunks_scan_memory {
     struct {
-        uint8_t keys[2 * CHUNK_KEY_BYTES], squares[2 * CHUNK_SQUARE_BYTES];
+        uint8_t keys[CHUNK_KEY_BYTES], products[CHUNK_SQUARE_BYTES]; /* products: P */
         float gates[2 * CHUNK];
     } buffers[2];
-    uint8_t state[CHUNK_PART * SCAN_SIZE * 2]; /* rows of values, float16 */
-    uint8_t rest[CHUNK * CHUNK_PART * 2];      /* v - exp(G) S k */
-    uint8_t values[CHUNK * CHUNK_PART * 2];    /* V */
-    uint8_t remaining[CHUNK * CHUNK_PART * 2]; /* exp(G_64 - G) V */
+    uint8_t queries[CHUNK_KEY_BYTES], inverse[CHUNK_SQUARE_BYTES]; /* inverse: T */
+    uint8_t state[CHUNK_PART * SCAN_SIZE * 2];                     /* rows of values, float16 */
+    uint8_t rest[CHUNK * CHUNK_PART * 2];                          /* v - exp(G) S k */
+    uint8_t values[CHUNK * CHUNK_PART * 2];                        /* V */
+    uint8_t remaining[CHUNK * CHUNK_PART * 2];                     /* exp(G_64 - G) V */
 };
 
-__device__ __forceinline__ void chunks_fetch(const struct scan_arguments &a, const struct chunks_memory &from,
-                                             struct chunks_scan_memory *memory, uint32_t chunk,
-                                             uint32_t head) {
-    auto *buffer = &memory->buffers[chunk % 2];
+template <uint32_t BYTES> __device__ __forceinline__ void chunks_copy(uint8_t *to, const void *from) {
+#pragma unroll
+    for (uint32_t i = 0; i < BYTES; i += 16 * CHUNK_THREADS)
+        if (i + 16 * threadIdx.x < BYTES)
+            copy_async_16(shared_address(to) + i + 16 * threadIdx.x,
+                          (const uint8_t *)from + i + 16 * threadIdx.x);
+}
+
+/* Where a chunk's parts are: keys, then queries; T, then P. */
+struct chunks_source {
+    const uint8_t *keys, *squares;
+    const float *gates;
+};
+
+__device__ __forceinline__ struct chunks_source
+chunks_find(const struct scan_arguments &a, const struct chunks_memory &from, uint32_t chunk, uint32_t head) {
     uint32_t key_head = head * a.key_heads / a.heads;
-    const uint8_t *keys = from.keys + ((uint64_t)chunk * a.key_heads + key_head) * 2 * CHUNK_KEY_BYTES;
-    const uint8_t *squares = from.squares + ((uint64_t)chunk * a.heads + head) * 2 * CHUNK_SQUARE_BYTES;
-    const float *gates = from.gates + ((uint64_t)chunk * a.heads + head) * 2 * CHUNK;
-#pragma unroll
-    for (int i = 0; i < 2 * CHUNK_KEY_BYTES / 16 / CHUNK_THREADS; i++)
-        copy_async_16(shared_address(buffer->keys) + (threadIdx.x + i * CHUNK_THREADS) * 16,
-                      keys + (threadIdx.x + i * CHUNK_THREADS) * 16);
-#pragma unroll
-    for (int i = 0; i < 2 * CHUNK_SQUARE_BYTES / 16 / CHUNK_THREADS; i++)
-        copy_async_16(shared_address(buffer->squares) + (threadIdx.x + i * CHUNK_THREADS) * 16,
-                      squares + (threadIdx.x + i * CHUNK_THREADS) * 16);
-    if (threadIdx.x < 2 * CHUNK / 4)
-        copy_async_16(shared_address(buffer->gates) + threadIdx.x * 16, gates + threadIdx.x * 4);
-    copy_async_commit();
+    return {from.keys + ((uint64_t)chunk * a.key_heads + key_head) * 2 * CHUNK_KEY_BYTES,
+            from.squares + ((uint64_t)chunk * a.heads + head) * 2 * CHUNK_SQUARE_BYTES,
+            from.gates + ((uint64_t)chunk * a.heads + head) * 2 * CHUNK};
+}
+
+__device__ __forceinline__ void chunks_fetch(const struct chunks_source &from,
+                                             struct chunks_scan_memory *memory, uint32_t chunk) {
+    auto *buffer = &memory->buffers[chunk % 2];
+    chunks_copy<CHUNK_KEY_BYTES>(buffer->keys, from.keys);
+    chunks_copy<CHUNK_SQUARE_BYTES>(buffer->products, from.squares + CHUNK_SQUARE_BYTES);
+    chunks_copy<2 * CHUNK * sizeof(float)>((uint8_t *)buffer->gates, from.gates);
 }
 
 /* The warp's 16 keys of all 32 values of the state as float16, for the next chunk. */
@@ -303,11 +314,16 @@ __global__ static void __launch_bounds__(CHUNK_THREADS, 1)
     bool of_q = warp >= 4;
     uint32_t state_tile = shared_address(memory->state), rest = shared_address(memory->rest);
     uint32_t values = shared_address(memory->values), remaining = shared_address(memory->remaining);
+    uint32_t q_tile = shared_address(memory->queries), T = shared_address(memory->inverse);
     float *state = a.state + (uint64_t)column * SCAN_SIZE + 16 * warp + 2 * t;
     float s[2][2][4];
     cuda_let_next_start();
     cuda_await_previous();
-    chunks_fetch(a, from, memory, 0, head);
+    struct chunks_source source = chunks_find(a, from, 0, head);
+    chunks_fetch(source, memory, 0);
+    chunks_copy<CHUNK_KEY_BYTES>(memory->queries, source.keys + CHUNK_KEY_BYTES);
+    chunks_copy<CHUNK_SQUARE_BYTES>(memory->inverse, source.squares);
+    copy_async_commit();
 #pragma unroll
     for (int m = 0; m < 2; m++)
 #pragma unroll
@@ -321,11 +337,15 @@ __global__ static void __launch_bounds__(CHUNK_THREADS, 1)
     chunks_keep(s, state_tile, warp, lane);
     for (uint32_t chunk = 0; chunk < chunks; chunk++) {
         auto *buffer = &memory->buffers[chunk % 2];
-        uint32_t k_tile = shared_address(buffer->keys), T = shared_address(buffer->squares);
+        uint32_t k_tile = shared_address(buffer->keys), P = shared_address(buffer->products);
+        bool more = chunk + 1 < chunks;
         copy_async_wait<0>();
         __syncthreads();
-        if (chunk + 1 < chunks)
-            chunks_fetch(a, from, memory, chunk + 1, head);
+        if (more) {
+            source = chunks_find(a, from, chunk + 1, head);
+            chunks_fetch(source, memory, chunk + 1);
+        }
+        copy_async_commit();
         float v[4][4];
         if (!of_q) {
 #pragma unroll
@@ -345,7 +365,7 @@ __global__ static void __launch_bounds__(CHUNK_THREADS, 1)
 #pragma unroll
         for (int step = 0; step < SCAN_SIZE / 16; step++) {
             uint32_t left[4], right[4];
-            chunk_a<256>(left, k_tile + of_q * CHUNK_KEY_BYTES, rows, 2 * step);
+            chunk_a<256>(left, of_q ? q_tile : k_tile, rows, 2 * step);
 #pragma unroll
             for (int n = 0; n < 2; n++) {
                 chunk_b<256>(right, state_tile, 16 * n, 2 * step);
@@ -368,6 +388,9 @@ __global__ static void __launch_bounds__(CHUNK_THREADS, 1)
                         : "memory");
             }
         __syncthreads();
+        if (more)
+            chunks_copy<CHUNK_KEY_BYTES>(memory->queries, source.keys + CHUNK_KEY_BYTES);
+        copy_async_commit();
         /* V: 16 tokens and 16 values a warp */
         float products[2][4] = {};
 #pragma unroll
@@ -392,6 +415,9 @@ __global__ static void __launch_bounds__(CHUNK_THREADS, 1)
                              : "memory");
             }
         __syncthreads();
+        if (more)
+            chunks_copy<CHUNK_SQUARE_BYTES>(memory->inverse, source.squares);
+        copy_async_commit();
         float all = buffer->gates[CHUNK - 1];
 #pragma unroll
         for (int m = 0; m < 2; m++)
@@ -417,7 +443,7 @@ __global__ static void __launch_bounds__(CHUNK_THREADS, 1)
             for (int step = 0; step < 4; step++)
                 if (16 * step <= rows) {
                     uint32_t left[4], right[4];
-                    chunk_a<128>(left, T + CHUNK_SQUARE_BYTES, rows, 2 * step);
+                    chunk_a<128>(left, P, rows, 2 * step);
 #pragma unroll
                     for (int n = 0; n < 2; n++) {
                         chunk_b_transposed<64>(right, values, 16 * step, 2 * n);

@@ -131,22 +131,35 @@ static cudaError_t launch_tiles(const struct gemm_arguments &arguments, uint32_t
             arguments, processors, cuda_overlap(device), stream);
 }
 
-/* Whether experts have so few rows that reading the weights is what takes the time, or there is no other
- * kernel for them. */
-static bool streams(int kind, const struct gemm_arguments &arguments, uint32_t pairs, uint32_t scale_dtype,
-                    const struct cuda_device *device) {
-    uint32_t few = kind == GEMM_GATE_UP ? 20 : 40; /* rows an expert on average; measured */
-    return (!prefill_on_hopper(device) || pairs <= few * arguments.experts) &&
-           prefill_stream_takes(kind, arguments, pairs, scale_dtype, device);
+/* Which kernel multiplies. */
+enum way { NO_WAY, STREAM, WARPGROUPS, WARPS };
+
+/* STREAM where experts have so few rows that reading the weights is what takes the time, or where there is
+ * no other kernel for them. */
+static enum way way_of(int kind, const struct gemm_arguments &arguments, uint32_t pairs, uint32_t out_dtype,
+                       uint32_t scale_dtype, const struct cuda_device *device) {
+    /* Rows an expert on average, measured on an H200 for the tiles that fit the shared memory. */
+    static const uint32_t few[3][2] = {{20, 40}, {12, 16}, {6, 8}};
+    bool hopper = prefill_on_hopper(device);
+    uint32_t limit = few[hopper ? 0 : device->shared_bytes >= 160 * 1024 ? 1 : 2][kind == GEMM_DOWN];
+    bool usual = scale_dtype == DTYPE_BF16 && out_dtype == (kind == GEMM_DOWN ? DTYPE_BF16 : DTYPE_F32);
+    enum way many = hopper ? WARPGROUPS : usual ? WARPS : NO_WAY;
+    return (many == NO_WAY || pairs <= limit * arguments.experts) &&
+                   prefill_stream_takes(kind, arguments, pairs, scale_dtype, device)
+               ? STREAM
+               : many;
 }
 
 template <int KIND, typename OUT>
 static cudaError_t launch_experts(const struct gemm_arguments &arguments, uint32_t pairs,
                                   uint32_t scale_dtype, const struct cuda_device *device,
                                   cudaStream_t stream) {
-    if (streams(KIND, arguments, pairs, scale_dtype, device))
-        return prefill_stream(KIND, arguments, pairs, sizeof(OUT) == 2 ? DTYPE_BF16 : DTYPE_F32, scale_dtype,
-                              device, stream);
+    uint32_t out_dtype = sizeof(OUT) == 2 ? DTYPE_BF16 : DTYPE_F32;
+    enum way way = way_of(KIND, arguments, pairs, out_dtype, scale_dtype, device);
+    if (way == STREAM)
+        return prefill_stream(KIND, arguments, pairs, out_dtype, scale_dtype, device, stream);
+    if (way == WARPS)
+        return prefill_warps_experts(KIND, arguments, device, stream);
     if (scale_dtype == DTYPE_BF16)
         return launch_tiles<KIND, 576, OUT>(arguments, pairs, device, stream);
     return launch_tiles<KIND, 640, OUT>(arguments, pairs, device, stream);
@@ -208,8 +221,8 @@ extern "C" bool cuda_prefill_expert_gate_up_fits(const struct cuda_op *op, const
            prefill_matrix(v.shared_up, v.shared->columns) && v.up->scale_dtype == scales &&
            v.shared_gate->scale_dtype == scales && v.shared_up->scale_dtype == scales &&
            v.routed->dtype == v.shared->dtype && prefill_aligned(v.routed) && prefill_aligned(v.shared) &&
-           (prefill_on_hopper(device) ||
-            streams(GEMM_GATE_UP, gate_up_arguments(op, v.x), v.routed->rows, scales, device));
+           way_of(GEMM_GATE_UP, gate_up_arguments(op, v.x), v.routed->rows, v.routed->dtype, scales,
+                  device) != NO_WAY;
 }
 
 extern "C" uint64_t cuda_prefill_expert_gate_up_workspace(const struct cuda_op *op,
@@ -297,8 +310,8 @@ extern "C" bool cuda_prefill_expert_down_fits(const struct cuda_op *op, const st
     return op->op.constants.experts <= GEMM_EXPERTS && prefill_aligned(routed) && prefill_aligned(shared) &&
            prefill_matrix(down, y->columns) && prefill_matrix(shared_down, y->columns) &&
            down->scale_dtype == shared_down->scale_dtype && prefill_aligned(y) &&
-           (prefill_on_hopper(device) ||
-            streams(GEMM_DOWN, down_arguments(op, NULL), routed->rows, down->scale_dtype, device));
+           way_of(GEMM_DOWN, down_arguments(op, NULL), routed->rows, DTYPE_BF16, down->scale_dtype, device) !=
+               NO_WAY;
 }
 
 extern "C" uint64_t cuda_prefill_expert_down_workspace(const struct cuda_op *op, const struct cuda_device *) {

@@ -12,21 +12,10 @@
 
 #include "backend/cuda/kernels/hopper.cuh"
 #include "backend/cuda/kernels/launch.cuh"
-#include "backend/cuda/kernels/prefill_product.cuh"
+#include "backend/cuda/kernels/prefill_items.cuh"
 #include "backend/cuda/kernels/wgmma.cuh"
 
-#define GEMM_EXPERTS 1024 /* at most */
 #define GEMM_SHARED_LIMIT (226 * 1024)
-
-struct gemm_item {
-    const struct gemm_matrix *matrix;
-    uint32_t feature; /* the first */
-    uint32_t expert;  /* 0 for dense matrices */
-    const int32_t *order;
-    uint32_t divisor;
-    uint32_t row, rows; /* of the order */
-    uint32_t groups;
-};
 
 template <int KIND, int CONSUMERS, int TILES, int TOKENS, int TILE_BYTES> struct gemm_shape {
     static constexpr bool dense = KIND == GEMM_LINEAR || KIND == GEMM_SPLIT;
@@ -44,141 +33,6 @@ template <int KIND, int CONSUMERS, int TILES, int TOKENS, int TILE_BYTES> struct
     static constexpr int shared_bytes =
         head_bytes + 1024 + stages * stage_bytes + turn_bytes + (parts - 1) * sum_bytes;
 };
-
-/* Tiles of `tokens` tokens that `rows` rows take. */
-__device__ __forceinline__ uint32_t gemm_tiles(uint32_t rows, uint32_t tokens) {
-    return (rows + tokens - 1) / tokens;
-}
-
-/* bf16(scale * code + bias) of a lane's 4 x 8 codes, in the order of the operand A of four k16 steps. */
-template <int TILE_BYTES>
-__device__ __forceinline__ void gemm_dequantise(uint32_t tile, uint32_t lane, uint32_t (&a)[16]) {
-    uint4 codes = shared_load_16(tile + 16 * lane);
-    uint32_t words[4] = {codes.x, codes.z, codes.y, codes.w};
-    if (TILE_BYTES == 576) {
-        uint2 pairs = shared_load_8(tile + 512 + 8 * (lane / 4));
-        uint32_t scale[2] = {__byte_perm(pairs.x, 0, 0x1010), __byte_perm(pairs.y, 0, 0x1010)};
-        uint32_t bias[2] = {__byte_perm(pairs.x, 0, 0x3232), __byte_perm(pairs.y, 0, 0x3232)};
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                uint32_t raised, code; /* 128 + code; 0xea: (a & b) | c */
-                asm("lop3.b32 %0, %1, %2, %3, 0xea;"
-                    : "=r"(raised)
-                    : "r"(words[i] >> 4 * j), "r"(0x000f000f), "r"(0x43004300));
-                asm("fma.rn.bf16x2 %0, %1, %2, %3;"
-                    : "=r"(code)
-                    : "r"(raised), "r"(0x3f803f80), "r"(0xc300c300));
-                asm("fma.rn.bf16x2 %0, %1, %2, %3;"
-                    : "=r"(a[4 * j + i])
-                    : "r"(code), "r"(scale[i & 1]), "r"(bias[i & 1]));
-            }
-    } else {
-        uint4 pairs = shared_load_16(tile + 512 + 16 * (lane / 4));
-        float scale[2] = {__uint_as_float(pairs.x), __uint_as_float(pairs.z)};
-        float bias[2] = {__uint_as_float(pairs.y), __uint_as_float(pairs.w)};
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                float low = (float)((words[i] >> 4 * j) & 15),
-                      high = (float)((words[i] >> (4 * j + 16)) & 15);
-                __nv_bfloat162 pair = __floats2bfloat162_rn(__fmaf_rn(scale[i & 1], low, bias[i & 1]),
-                                                            __fmaf_rn(scale[i & 1], high, bias[i & 1]));
-                a[4 * j + i] = *(uint32_t *)&pair;
-            }
-    }
-}
-
-/* The matrix of GEMM_LINEAR that a feature belongs to; past the last: the last. */
-__device__ __forceinline__ const struct gemm_matrix *gemm_matrix_of(const struct gemm_arguments &arguments,
-                                                                    uint32_t feature) {
-    uint32_t m = 0;
-    while (m + 1 < arguments.matrix_count && feature >= arguments.matrices[m + 1].first)
-        m++;
-    return &arguments.matrices[m];
-}
-
-/* Item `index` of the list; false past the last. prefix[e]: tiles of tokens of the experts before e. */
-template <int KIND, int CONSUMERS, int TILES, int TOKENS, int TILE_BYTES>
-__device__ __forceinline__ bool gemm_find(const struct gemm_arguments &arguments, const uint32_t *prefix,
-                                          uint32_t index, struct gemm_item *item) {
-    typedef gemm_shape<KIND, CONSUMERS, TILES, TOKENS, TILE_BYTES> shape;
-    constexpr uint32_t features = shape::features;
-    uint32_t token_tiles = gemm_tiles(arguments.tokens, TOKENS);
-    item->groups = arguments.groups;
-    item->order = NULL;
-    item->expert = 0;
-    item->divisor = 1;
-    if (shape::dense) {
-        item->matrix = &arguments.matrices[0];
-        item->feature = index / token_tiles * features;
-        if (item->feature >= arguments.features)
-            return false;
-        item->row = index % token_tiles * TOKENS;
-        item->rows = min(arguments.tokens - item->row, TOKENS);
-        return true;
-    }
-    uint32_t wide = (arguments.matrices[1].features + features - 1) / features;
-    if (index < wide * token_tiles) {
-        item->groups = arguments.shared_groups;
-        item->matrix = &arguments.matrices[1];
-        item->feature = index % wide * features;
-        item->row = index / wide * TOKENS;
-        item->rows = min(arguments.tokens - item->row, TOKENS);
-        return true;
-    }
-    index -= wide * token_tiles;
-    item->matrix = &arguments.matrices[0];
-    wide = (item->matrix->features + features - 1) / features;
-    uint32_t tile = index / wide;
-    if (tile >= prefix[arguments.experts])
-        return false;
-    uint32_t low = 0, high = arguments.experts;
-    while (high - low > 1) {
-        uint32_t middle = (low + high) / 2;
-        if (prefix[middle] <= tile)
-            low = middle;
-        else
-            high = middle;
-    }
-    item->expert = low;
-    item->feature = index % wide * features;
-    uint32_t first = arguments.starts[low], rows = arguments.starts[low + 1] - first;
-    /* An expert's rows are spread evenly over its tiles. */
-    uint32_t tiles = prefix[low + 1] - prefix[low], even = ((rows + tiles - 1) / tiles + 7) & ~7u;
-    uint32_t offset = (tile - prefix[low]) * even;
-    item->row = first + offset;
-    item->rows = offset < rows ? min(rows - offset, even) : 0;
-    item->order = arguments.order;
-    item->divisor = arguments.pairs_a_row;
-    return true;
-}
-
-/* prefix[0 .. experts] of tiles of tokens, by the whole block. */
-template <int TOKENS>
-__device__ __forceinline__ void gemm_count_tiles(const struct gemm_arguments &arguments, uint32_t *prefix) {
-    for (uint32_t e = threadIdx.x; e < arguments.experts; e += blockDim.x)
-        prefix[e + 1] = gemm_tiles(arguments.starts[e + 1] - arguments.starts[e], TOKENS);
-    __syncthreads();
-    if (threadIdx.x < 32) {
-        uint32_t total = 0;
-        for (uint32_t first = 0; first < arguments.experts; first += 32) {
-            uint32_t e = first + threadIdx.x, sum = e < arguments.experts ? prefix[e + 1] : 0;
-            for (uint32_t step = 1; step < 32; step *= 2) {
-                uint32_t other = __shfl_up_sync(~0u, sum, step);
-                sum += threadIdx.x >= step ? other : 0;
-            }
-            if (e < arguments.experts)
-                prefix[e + 1] = total + sum;
-            total += __shfl_sync(~0u, sum, 31);
-        }
-        if (threadIdx.x == 0)
-            prefix[0] = 0;
-    }
-    __syncthreads();
-}
 
 #ifdef CALLA_HOPPER
 
@@ -401,7 +255,11 @@ gemm_compute(const struct gemm_item &item, const struct gemm_arguments &argument
             } else if (i == TILES - 1 && step == 0) {
                 previous = p->stage;
             }
-            gemm_dequantise<TILE_BYTES>(tiles + i * 4 * TILE_BYTES, lane, registers);
+            struct gemm_codes<TILE_BYTES> codes;
+            codes.load(tiles + i * 4 * TILE_BYTES, lane);
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                codes.dequantise(j, registers + 4 * j);
             wgmma_begin();
 #pragma unroll
             for (int j = 0; j < 4; j++)
@@ -483,9 +341,10 @@ gemm_compute(const struct gemm_item &item, const struct gemm_arguments &argument
 template <int KIND, int CONSUMERS, int TILES, int TOKENS, int TILE_BYTES, typename OUT, int NARROWER, int N>
 __device__ __forceinline__ void gemm_compute_items(const struct gemm_arguments &arguments,
                                                    const uint32_t *prefix, struct gemm_pipeline *p) {
+    typedef gemm_shape<KIND, CONSUMERS, TILES, TOKENS, TILE_BYTES> shape;
     struct gemm_item item;
     for (uint32_t index = blockIdx.x;
-         gemm_find<KIND, CONSUMERS, TILES, TOKENS, TILE_BYTES>(arguments, prefix, index, &item);
+         gemm_find<shape::dense, shape::features, TOKENS>(arguments, prefix, index, &item);
          index += gridDim.x)
         if (item.rows > NARROWER && item.rows <= N)
             gemm_compute<KIND, CONSUMERS, TILES, TOKENS, TILE_BYTES, OUT, N>(item, arguments, p);
@@ -537,7 +396,7 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
         struct gemm_item item;
         for (uint32_t w = 0; w < sizeof...(WIDTHS); w++)
             for (uint32_t index = blockIdx.x;
-                 gemm_find<KIND, CONSUMERS, TILES, TOKENS, TILE_BYTES>(arguments, prefix, index, &item);
+                 gemm_find<shape::dense, shape::features, TOKENS>(arguments, prefix, index, &item);
                  index += gridDim.x)
                 if (item.rows > widths[w] && item.rows <= widths[w + 1])
                     gemm_fetch<KIND, CONSUMERS, TILES, TOKENS, TILE_BYTES>(item, arguments, &pipeline);
@@ -557,11 +416,7 @@ cudaError_t gemm_launch(struct gemm_arguments arguments, int multiprocessors, en
     auto kernel = gemm_kernel<KIND, CONSUMERS, TILES, TILE_BYTES, OUT, TOKENS, WIDTHS...>;
     uint32_t blocks = multiprocessors;
     if (shape::dense) {
-        arguments.features = 0;
-        for (uint32_t m = 0; m < arguments.matrix_count; m++) {
-            arguments.matrices[m].first = arguments.features;
-            arguments.features += arguments.matrices[m].features;
-        }
+        gemm_join(&arguments);
         uint32_t items = (arguments.features + shape::features - 1) / shape::features *
                          ((arguments.tokens + TOKENS - 1) / TOKENS);
         blocks = items < blocks ? items : blocks;

@@ -1,4 +1,4 @@
-/* OP_LINEAR for many rows: all matrices of the op in one launch. */
+/* OP_LINEAR and OP_HEAD for many rows: all matrices of the op in one launch. */
 #include "backend/cuda/kernels/prefill.cuh"
 #include "backend/cuda/kernels/prefill_gemm.cuh"
 
@@ -10,9 +10,14 @@ static const struct cuda_view *norm_of(const struct cuda_op *op) {
     return op->op.constants.normalise ? &op->views[1] : NULL;
 }
 
-extern "C" bool cuda_prefill_linear_fits(const struct cuda_op *op, const struct cuda_device *device) {
+/* A head is one matrix. */
+static uint32_t count_of(const struct cuda_op *op) {
+    return op->op.kind == OP_HEAD ? 1 : op->op.constants.matrix_count;
+}
+
+extern "C" bool cuda_prefill_linear_fits(const struct cuda_op *op, const struct cuda_device *) {
     const struct cuda_view *x = &op->views[0], *matrices = matrices_of(op);
-    uint32_t count = op->op.constants.matrix_count;
+    uint32_t count = count_of(op);
     if (x->rows < 2 || count > GEMM_MATRICES || !prefill_aligned(x) ||
         (x->dtype == DTYPE_BF16 && norm_of(op) != NULL))
         return false;
@@ -22,7 +27,7 @@ extern "C" bool cuda_prefill_linear_fits(const struct cuda_op *op, const struct 
             y->dtype != DTYPE_F32 || !prefill_aligned(y))
             return false;
     }
-    return prefill_on_hopper(device);
+    return true;
 }
 
 extern "C" uint64_t cuda_prefill_linear_workspace(const struct cuda_op *op, const struct cuda_device *) {
@@ -94,7 +99,7 @@ extern "C" cudaError_t cuda_prefill_linear(const struct cuda_op *op, const struc
         return status;
     const struct cuda_view *matrices = matrices_of(op);
     struct gemm_arguments arguments = {};
-    arguments.matrix_count = op->op.constants.matrix_count;
+    arguments.matrix_count = count_of(op);
     arguments.groups = x.columns / 64;
     arguments.tokens = x.rows;
     for (uint32_t i = 0; i < arguments.matrix_count; i++) {
@@ -105,8 +110,10 @@ extern "C" cudaError_t cuda_prefill_linear(const struct cuda_op *op, const struc
         arguments.matrices[i].features = matrix->rows;
         arguments.matrices[i].x_stride = (uint32_t)x.stride;
         arguments.matrices[i].y_stride = (uint32_t)y->stride;
-        arguments.matrices[i].accumulate = op->op.constants.accumulate;
+        arguments.matrices[i].accumulate = op->op.kind == OP_LINEAR && op->op.constants.accumulate;
     }
+    if (!prefill_on_hopper(device))
+        return prefill_warps_linear(arguments, matrices[0].scale_dtype, device, stream);
     if (matrices[0].scale_dtype == DTYPE_BF16)
         return launch<576>(arguments, device->multiprocessors, cuda_overlap(device), stream);
     return launch<640>(arguments, device->multiprocessors, cuda_overlap(device), stream);

@@ -20,7 +20,7 @@ struct gemm_matrix {
     void *y;
     uint32_t features; /* of one expert: a multiple of 16 */
     uint32_t x_stride, y_stride;
-    uint32_t first; /* features of the matrices before: set by gemm_launch */
+    uint32_t first; /* features of the matrices before: set by gemm_join */
     uint32_t accumulate;
 };
 

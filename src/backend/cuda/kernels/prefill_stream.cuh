@@ -18,6 +18,7 @@
 
 #include "backend/cuda/kernels/hopper.cuh"
 #include "backend/cuda/kernels/launch.cuh"
+#include "backend/cuda/kernels/mma.cuh"
 #include "backend/cuda/kernels/prefill_stream_plan.cuh"
 
 #define STREAM_ONES 0x3f803f80u     /* pairs of bf16 */
@@ -142,21 +143,6 @@ template <typename SHAPE> __device__ __forceinline__ void stream_next(struct str
 
 /* ---- Products ---- */
 
-/* d[16, 8] += a[16, 16] b[16, 8] */
-__device__ __forceinline__ void stream_multiply(float (&d)[4], const uint32_t *a, uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-                 "{%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ void stream_load_matrices(uint32_t *m, uint32_t address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-                 : "r"(address)
-                 : "memory");
-}
-
 /* d = a b */
 __device__ __forceinline__ void stream_multiply_first(float (&d)[4], const uint32_t *a, uint32_t b0,
                                                       uint32_t b1) {
@@ -218,7 +204,7 @@ __device__ __forceinline__ void stream_prepare(const uint32_t (&x)[8], uint32_t 
     stream_multiply_first(sums, ones, x[0], x[1]);
 #pragma unroll
     for (int j = 1; j < 4; j++)
-        stream_multiply(sums, ones, x[2 * j], x[2 * j + 1]);
+        multiply_bf16(sums, ones, x[2 * j], x[2 * j + 1]);
     if (lane < 4)
         asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(sums_at + 8 * lane),
                      "f"(sums[0] * STREAM_LOWER), "f"(sums[1] * STREAM_LOWER)
@@ -273,8 +259,8 @@ __device__ __forceinline__ void stream_fetch(const struct gemm_arguments &a, con
 #pragma unroll 2
             for (uint32_t group = 0; group < groups; group++) {
                 uint32_t x[8];
-                stream_load_matrices(x, from + 128 * group);
-                stream_load_matrices(x + 4, from + 128 * group + 64);
+                load_matrices(x, from + 128 * group);
+                load_matrices(x + 4, from + 128 * group + 64);
                 __syncwarp(); /* all lanes have read what each now writes over */
                 stream_prepare(x, own + 128 * group, to + 8 * ring.row_bytes + 32 * group, lane);
             }
@@ -304,10 +290,7 @@ __device__ __forceinline__ void stream_store(__nv_bfloat16 *y, uint64_t stride, 
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         __nv_bfloat162 pair = __floats2bfloat162_rn(d[2 * i], d[2 * i + 1]);
-        uint32_t turned;
-        asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;"
-                     : "=r"(turned)
-                     : "r"(*(uint32_t *)&pair));
+        uint32_t turned = transpose_matrix(*(uint32_t *)&pair);
         if (there)
             *(uint32_t *)(y + *to * stride + 8 * i + lane % 4 * 2) = turned;
     }
@@ -360,16 +343,16 @@ __device__ __forceinline__ void stream_unit(const struct gemm_arguments &a, cons
 #pragma unroll
             for (int b = 0; b < COUNT; b++) {
                 uint32_t x[8];
-                stream_load_matrices(x, rows[b] + (group + i) * 128);
-                stream_load_matrices(x + 4, rows[b] + (group + i) * 128 + 64);
+                load_matrices(x, rows[b] + (group + i) * 128);
+                load_matrices(x + 4, rows[b] + (group + i) * 128 + 64);
                 uint2 pair = shared_load_8(sums_of_x[b] + (group + i) * 32);
                 float sums[2][4], of_x[2] = {__uint_as_float(pair.x), __uint_as_float(pair.y)};
                 stream_multiply_first(sums[0], codes[0], x[0], x[1]);
                 stream_multiply_first(sums[1], codes[1], x[0], x[1]);
 #pragma unroll
                 for (int j = 1; j < 4; j++) {
-                    stream_multiply(sums[0], codes[0] + 4 * j, x[2 * j], x[2 * j + 1]);
-                    stream_multiply(sums[1], codes[1] + 4 * j, x[2 * j], x[2 * j + 1]);
+                    multiply_bf16(sums[0], codes[0] + 4 * j, x[2 * j], x[2 * j + 1]);
+                    multiply_bf16(sums[1], codes[1] + 4 * j, x[2 * j], x[2 * j + 1]);
                 }
 #pragma unroll
                 for (int m = 0; m < 2; m++)
