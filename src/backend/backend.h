@@ -38,6 +38,9 @@ struct backend_class {
     /* One line on whether the matrix units of a GPU that may have some are used, and why not; good until the
      * backend is closed. `failed`: they should be, but something is wrong. NULL where that is no question. */
     const char *(*tensor_operations)(const struct backend *backend, bool *failed);
+    /* Which of its sets of kernels computes, where that is found out on the machine: they differ in the last
+     * bits, so what one has begun another may not go on with. NULL where there is one set. */
+    const char *(*kernels)(const struct backend *backend);
     struct backend *(*open)(const struct backend_options *options, struct calla_error *error);
     void (*close)(struct backend *backend);
     int (*threads)(const struct backend *backend);

@@ -80,6 +80,7 @@ static void add_policy(struct sha256 *hash, const struct calla_model *model) {
         add_text(hash, value);
     }
     add_text(hash, model->device.name);
+    add_text(hash, model->class->kernels != NULL ? model->class->kernels(model->backend) : "");
 }
 
 bool model_key_of(struct calla_model *model, const unsigned char weights[WEIGHTS_DIGEST],

@@ -327,9 +327,11 @@ static bool check_file(const struct snapshot_file *file, struct calla_model *mod
     if (!model_key(model, error))
         return false;
     if (memcmp(header->key, model->key, sizeof model->key) != 0)
-        return error_set(error, CALLA_BAD_INPUT,
-                         "%s was written with another model, backend, processor or version than %s here.",
-                         path, model->name);
+        return error_set(
+            error, CALLA_BAD_INPUT,
+            "%s was written with another model, backend, processor, set of kernels or version than "
+            "%s here.",
+            path, model->name);
     if (header->position > model->config.context_limit)
         return error_set(error, CALLA_BAD_INPUT, "%s is damaged: it has %u positions.", path,
                          header->position);

@@ -5,6 +5,7 @@
 #include "backend/metal/metal_backend.h"
 #include "metal_emulator/metal_emulator.h"
 #include "plan/policy.h"
+#include "scratch.h"
 
 static struct metal_backend *opened(const struct metal_emulator_options *options, bool policy_on) {
     struct policy policy;
@@ -81,9 +82,56 @@ static void absent_ones_are_not(void **state) {
     expect(&options, true, false, true, "too little memory");
 }
 
+static struct calla_session *session_on(const struct metal_emulator_options *options,
+                                        struct calla_model **model) {
+    struct calla_model_options with = {.path = "models/calla-tiny", .backend = "metal"};
+    struct calla_error error = {0};
+    metal_emulator_use(options);
+    *model = calla_model_open(&with, &error);
+    struct calla_session *session =
+        *model != NULL ? calla_session_open(*model, &(struct calla_session_options){.context = 64}, &error)
+                       : NULL;
+    if (session == NULL)
+        fail_msg("%s", error.message);
+    return session;
+}
+
+/* What tensor operations have begun, simdgroup matrices would go on with in other bits: a saved session is
+ * taken up by the same kernels alone, though policy and GPU are the same. */
+static void saved_sessions_belong_to_their_kernels(void **state) {
+    (void)state;
+    struct metal_emulator_options with = metal_emulator_options(true), without;
+    with.checked = false;
+    without = with;
+    without.refuse_kernel = "tensor_attention";
+    const struct metal_emulator_options *begun[] = {&with, &without};
+    static const int32_t prompt[] = {20, 27, 34};
+    char *folder = scratch_new(), *path = scratch_path(folder, "session");
+    for (int i = 0; i < 2; i++) {
+        struct calla_model *model;
+        struct calla_session *session = session_on(begun[i], &model);
+        assert_true(calla_session_read(session, prompt, 3, NULL, NULL, NULL));
+        assert_true(calla_session_save(session, path, NULL));
+        calla_session_close(session);
+        calla_model_close(model);
+        for (int j = 0; j < 2; j++) {
+            struct calla_error error = {0};
+            session = session_on(begun[j], &model);
+            if (calla_session_load(session, path, &error) != (i == j))
+                fail_msg("begun %s tensor operations, gone on with %s: %s", i == 0 ? "with" : "without",
+                         j == 0 ? "them" : "simdgroup matrices", error.message);
+            assert_true(i == j || strstr(error.message, "set of kernels") != NULL);
+            calla_session_close(session);
+            calla_model_close(model);
+        }
+    }
+    free(path);
+    scratch_remove(folder);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(right_ones_are_used),
-                                       cmocka_unit_test(wrong_ones_are_not),
-                                       cmocka_unit_test(absent_ones_are_not)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(right_ones_are_used), cmocka_unit_test(wrong_ones_are_not),
+        cmocka_unit_test(absent_ones_are_not), cmocka_unit_test(saved_sessions_belong_to_their_kernels)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -312,6 +312,10 @@ static struct backend *cpu_open(const struct backend_options *options, struct ca
     return base;
 }
 
+static const char *cpu_kernels(const struct backend *base) {
+    return ((const struct cpu_backend *)base)->kernels->name;
+}
+
 static void cpu_close(struct backend *base) {
     if (base != NULL)
         free(((struct cpu_backend *)base)->shared.data);
@@ -320,6 +324,7 @@ static void cpu_close(struct backend *base) {
 
 const struct backend_class cpu_backend = {
     .name = "cpu",
+    .kernels = cpu_kernels,
     .open = cpu_open,
     .close = cpu_close,
     .threads = host_threads,

@@ -187,6 +187,10 @@ static const char *metal_tensor_operations(const struct backend *base, bool *fai
     return backend->tensor_operations;
 }
 
+static const char *metal_kernels_used(const struct backend *base) {
+    return ((const struct metal_backend *)base)->tensors ? "tensor operations" : "simdgroup matrices";
+}
+
 static struct backend *metal_open(const struct backend_options *options, struct calla_error *error) {
     struct metal_backend *backend = calloc(1, sizeof *backend);
     struct metal_encoder *encoder = calloc(1, sizeof *encoder);
@@ -225,6 +229,7 @@ const struct backend_class metal_backend = {
     .free_memory = metal_free_memory,
     .bandwidth = metal_bandwidth,
     .tensor_operations = metal_tensor_operations,
+    .kernels = metal_kernels_used,
     .open = metal_open,
     .close = metal_close,
     .threads = metal_threads,
