@@ -11,17 +11,30 @@
 #include "base/dtype.h"
 #include "base/file.h"
 
-enum { DEPTH = 64, LARGEST = 128, PLACES = 32 * 32 };
+enum { PLACES_OF_THREAD = 64, MOST_THREADS = 128, A_SIZE = 64 * 256, W_SIZE = 64 * 512, C_SIZE = 64 * 128 };
 
+/* c [rows, columns] = a [rows, depth] w [columns, depth]^T, or times w [depth, columns]; the rows of w are
+ * `stride` apart. */
 static const struct shape {
     const char *kernel;
-    int rows, columns, threads;
-    bool in_registers;
+    int rows, columns, depth, stride, threads;
+    bool w_by_depth;
+    bool places; /* it tells where the elements lie */
 } shapes[] = {
-    {"memory_16_32", 16, 32, 32, false},      {"memory_32_64", 32, 64, 128, false},
-    {"memory_64_32", 64, 32, 128, false},     {"memory_64_128", 64, 128, 128, false},
-    {"registers_16_32_16", 16, 32, 32, true}, {"registers_32_16_16", 32, 16, 32, true},
-    {"registers_16_16_32", 16, 16, 32, true},
+    {"tiles_16", 16, 64, 256, 256, 128, false, true},
+    {"tiles_32", 32, 64, 256, 256, 128, false, true},
+    {"tiles_64", 64, 64, 256, 256, 128, false, true},
+    {"keys_32", 32, 32, 256, 512, 128, false, true},
+    {"keys_13", 32, 13, 256, 512, 128, false, true},
+    {"values_64", 32, 256, 64, 512, 128, true, true},
+    {"values_45", 32, 256, 45, 512, 128, true, true},
+    {"memory_16_32", 16, 32, 64, 64, 32, false, false},
+    {"memory_32_64", 32, 64, 64, 64, 128, false, false},
+    {"memory_64_32", 64, 32, 64, 64, 128, false, false},
+    {"memory_64_128", 64, 128, 64, 64, 128, false, false},
+    {"registers_16_32_16", 16, 32, 64, 64, 32, false, true},
+    {"registers_32_16_16", 32, 16, 64, 64, 32, false, true},
+    {"registers_16_16_32", 16, 16, 64, 64, 32, false, true},
 };
 
 struct operands {
@@ -29,10 +42,11 @@ struct operands {
 };
 
 static bool operands_open(struct operands *operands, struct metal_device *device, struct calla_error *error) {
-    return (operands->a = metal_buffer_new(device, LARGEST * DEPTH * 2, "a", error)) != NULL &&
-           (operands->w = metal_buffer_new(device, LARGEST * DEPTH * 2, "w", error)) != NULL &&
-           (operands->c = metal_buffer_new(device, LARGEST * LARGEST * 4, "c", error)) != NULL &&
-           (operands->places = metal_buffer_new(device, PLACES * 4, "places", error)) != NULL;
+    return (operands->a = metal_buffer_new(device, A_SIZE * 2, "a", error)) != NULL &&
+           (operands->w = metal_buffer_new(device, W_SIZE * 2, "w", error)) != NULL &&
+           (operands->c = metal_buffer_new(device, C_SIZE * 4, "c", error)) != NULL &&
+           (operands->places =
+                metal_buffer_new(device, MOST_THREADS * PLACES_OF_THREAD * 4, "places", error)) != NULL;
 }
 
 static void operands_close(struct operands *operands) {
@@ -45,10 +59,10 @@ static void operands_close(struct operands *operands) {
 /* Small numbers, whose products and sums are exact in any order. */
 static void fill(const struct operands *operands) {
     uint16_t *a = metal_buffer_contents(operands->a), *w = metal_buffer_contents(operands->w);
-    for (int i = 0; i < LARGEST * DEPTH; i++) {
+    for (int i = 0; i < A_SIZE; i++)
         a[i] = float_to_bf16((float)(i * 7 % 13 - 6));
+    for (int i = 0; i < W_SIZE; i++)
         w[i] = float_to_bf16((float)(i * 5 % 11 - 5));
-    }
 }
 
 static bool run(const struct shape *shape, struct metal_device *device, struct metal_library *library,
@@ -57,14 +71,16 @@ static bool run(const struct shape *shape, struct metal_device *device, struct m
     struct metal_commands *commands = metal_commands_new(device, shape->kernel, error);
     bool ok = pipeline != NULL && commands != NULL && metal_commands_begin(commands, false, error);
     if (ok) {
-        uint64_t rows = (uint64_t)shape->rows, columns = (uint64_t)shape->columns;
+        uint64_t rows = (uint64_t)shape->rows, columns = (uint64_t)shape->columns,
+                 depth = (uint64_t)shape->depth, threads = (uint64_t)shape->threads;
         const struct metal_view views[] = {
-            metal_bytes(operands->a, 0, rows * DEPTH * 2, METAL_READ),
-            metal_bytes(operands->w, 0, columns * DEPTH * 2, METAL_READ),
+            metal_bytes(operands->a, 0, rows * depth * 2, METAL_READ),
+            {operands->w, 0, shape->w_by_depth ? depth : columns, (shape->w_by_depth ? columns : depth) * 2,
+             (uint64_t)shape->stride * 2, METAL_READ},
             metal_bytes(operands->c, 0, rows * columns * 4, METAL_WRITE | METAL_ALL),
-            metal_bytes(operands->places, 0, PLACES * 4, METAL_WRITE | METAL_ALL)};
+            metal_bytes(operands->places, 0, threads * PLACES_OF_THREAD * 4, METAL_WRITE | METAL_ALL)};
         metal_set_pipeline(commands, pipeline);
-        for (uint32_t i = 0; i < (shape->in_registers ? 4u : 3u); i++)
+        for (uint32_t i = 0; i < (shape->places ? 4u : 3u); i++)
             metal_set_buffer(commands, i, &views[i]);
         metal_dispatch(commands, (struct metal_size){1, 1, 1},
                        (struct metal_size){(uint32_t)shape->threads, 1, 1});
@@ -83,21 +99,25 @@ static int count_wrong(const struct shape *shape, const struct operands *operand
     for (int i = 0; i < shape->rows; i++)
         for (int j = 0; j < shape->columns; j++) {
             float sum = 0;
-            for (int k = 0; k < DEPTH; k++)
-                sum += bf16_to_float(a[i * DEPTH + k]) * bf16_to_float(w[j * DEPTH + k]);
+            for (int k = 0; k < shape->depth; k++)
+                sum += bf16_to_float(a[i * shape->depth + k]) *
+                       bf16_to_float(w[shape->w_by_depth ? k * shape->stride + j : j * shape->stride + k]);
             wrong += c[i * shape->columns + j] != sum;
         }
     return wrong;
 }
 
-/* Where the first and the last lane have their elements: row:column. */
-static void print_places(const struct operands *operands) {
+/* Where threads 0, 1, 2, 4, ... have their elements, row:column; on known GPUs each bit of a thread's number
+ * moves them by the same, whatever the others are. */
+static void print_places(const struct shape *shape, const struct operands *operands) {
     const int32_t *places = metal_buffer_contents(operands->places);
-    for (int lane = 0; lane < 32; lane += 31) {
-        printf("    lane %d:", lane);
-        for (int i = 0; i < 32; i++)
-            if (places[lane * 32 + i] >= 0)
-                printf(" %d:%d", places[lane * 32 + i] / 256, places[lane * 32 + i] % 256);
+    for (int thread = 0; thread < shape->threads; thread = thread == 0 ? 1 : 2 * thread) {
+        printf("    thread %d:", thread);
+        for (int i = 0; i < PLACES_OF_THREAD; i++) {
+            int32_t place = places[thread * PLACES_OF_THREAD + i];
+            if (place >= 0)
+                printf(" %d:%d", place / 256, place % 256);
+        }
         putchar('\n');
     }
 }
@@ -118,8 +138,8 @@ static bool probe(const struct shape *shape, struct metal_device *device, const 
     else
         printf("%-20s %s (%d of %d wrong)\n", shape->kernel, wrong == 0 ? "right" : "WRONG", wrong,
                shape->rows * shape->columns);
-    if (ran && shape->in_registers)
-        print_places(operands);
+    if (ran && shape->places)
+        print_places(shape, operands);
     metal_library_free(library);
     buffer_free(&text);
     return wrong == 0;
