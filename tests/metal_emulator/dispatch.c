@@ -41,7 +41,7 @@ void workers_close(struct metal_device *device) {
     for (int i = 0; i < device->worker_count && device->workers != NULL; i++) {
         struct worker *worker = &device->workers[i];
         if (worker->lanes != NULL && worker->lanes[0].stack != NULL) {
-            FORGET_STACKS(worker->lanes[0].stack, MAX_LANES * STACK_BYTES);
+            fiber_forget((struct fiber_stack){worker->lanes[0].stack, MAX_LANES * STACK_BYTES});
             munmap(worker->lanes[0].stack, MAX_LANES * STACK_BYTES);
         }
         for (uint32_t j = 0; j < MAX_SIMDGROUPS; j++)

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/threads.h"
+#include "metal_emulator/fiber.h"
 #include "metal_emulator/metal_emulator.h"
 #include "metal_emulator/module.h"
 
@@ -18,17 +19,6 @@
 /* Not a power of two, so that the stacks of a simdgroup do not all fall on the same lines of the cache. */
 #define STACK_BYTES (((size_t)64 << 10) + 17 * 64)
 #define MAX_FAULTS 16
-
-/* A fiber that ended or was dropped leaves the address sanitizer's marks on its stack. */
-#ifdef __has_feature
-#if __has_feature(address_sanitizer)
-#include <sanitizer/asan_interface.h>
-#define FORGET_STACKS(stacks, size) ASAN_UNPOISON_MEMORY_REGION(stacks, size)
-#endif
-#endif
-#ifndef FORGET_STACKS
-#define FORGET_STACKS(stacks, size) ((void)(stacks), (void)(size))
-#endif
 
 /* ---- Memory (memory.c) */
 
@@ -160,6 +150,7 @@ struct worker {
     uint32_t ready_first, ready_count;
     struct lane *current;
     void *stack_pointer; /* of the worker itself */
+    struct fiber_stack stack;
     bool aborted;
     uint64_t random;
     /* threadgroup memory */
@@ -213,7 +204,7 @@ struct metal_device {
     int worker_count;
     uint32_t runs;
     struct metal_fault faults[MAX_FAULTS];
-    uint32_t fault_count;
+    _Atomic uint32_t fault_count;
     uint64_t seen[MAX_FAULTS]; /* pairs of sites that have been reported */
     uint64_t random;
     struct metal_emulator_counts counts;

@@ -3,6 +3,41 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __has_feature
+#if __has_feature(address_sanitizer)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#define ADDRESS_SANITIZER
+#endif
+#endif
+
+void fiber_leaves(struct fiber_stack to) {
+#ifdef ADDRESS_SANITIZER
+    __sanitizer_start_switch_fiber(NULL, to.low, to.size);
+#else
+    (void)to;
+#endif
+}
+
+void fiber_arrives(struct fiber_stack *from) {
+#ifdef ADDRESS_SANITIZER
+    struct fiber_stack left;
+    __sanitizer_finish_switch_fiber(NULL, &left.low, &left.size);
+    if (from != NULL)
+        *from = left;
+#else
+    (void)from;
+#endif
+}
+
+void fiber_forget(struct fiber_stack stack) {
+#ifdef ADDRESS_SANITIZER
+    __asan_unpoison_memory_region(stack.low, stack.size);
+#else
+    (void)stack;
+#endif
+}
+
 #if defined __x86_64__
 __asm__(".text\n"
         ".globl fiber_switch\n"

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include "metal_emulator/emulator.h"
-#include "metal_emulator/fiber.h"
 
 static _Thread_local struct worker *this_worker;
 
@@ -68,36 +67,43 @@ static struct lane *take_ready(struct worker *worker) {
 
 /* ---- Switching */
 
+static struct fiber_stack stack_of(const struct lane *lane) {
+    return (struct fiber_stack){lane->stack, STACK_BYTES};
+}
+
+/* Goes on with a lane, or with the worker itself if there is none; what runs now stops at *from. */
+static void go_on(struct worker *worker, void **from, struct lane *next) {
+    worker->current = next;
+    fiber_leaves(next != NULL ? stack_of(next) : worker->stack);
+    fiber_switch(from, next != NULL ? next->stack_pointer : worker->stack_pointer);
+    fiber_arrives(NULL);
+}
+
 static void lane_start(void) {
     struct worker *worker = worker_current();
+    fiber_arrives(worker->stack.low == NULL ? &worker->stack : NULL);
     struct lane *lane = worker->current;
     worker->dispatch->pipeline->kernel->launch(&lane->launch);
     worker = worker_current();
     lane = worker->current;
     lane->finished = true;
     worker->live--;
-    struct lane *next = take_ready(worker);
-    worker->current = next;
     void *dropped;
-    fiber_switch(&dropped, next != NULL ? next->stack_pointer : worker->stack_pointer);
+    go_on(worker, &dropped, take_ready(worker));
 }
 
 static void lane_leave(struct worker *worker, struct lane *lane) {
     struct lane *next = take_ready(worker);
-    if (next == lane)
-        return;
-    worker->current = next;
-    fiber_switch(&lane->stack_pointer, next != NULL ? next->stack_pointer : worker->stack_pointer);
+    if (next != lane)
+        go_on(worker, &lane->stack_pointer, next);
 }
 
 void worker_abort(struct worker *worker) {
     struct lane *lane = worker->current;
     worker->aborted = true;
     atomic_store(&worker->device->failed, true);
-    if (lane != NULL) {
-        worker->current = NULL;
-        fiber_switch(&lane->stack_pointer, worker->stack_pointer);
-    }
+    if (lane != NULL)
+        go_on(worker, &lane->stack_pointer, NULL);
 }
 
 /* ---- Meeting */
@@ -219,13 +225,12 @@ void lanes_run(struct worker *worker) {
         struct lane *lane = &worker->lanes[i];
         lane->finished = false;
         lane->request.kind = REQUEST_NONE;
-        FORGET_STACKS(lane->stack, STACK_BYTES);
+        fiber_forget(stack_of(lane));
         lane->stack_pointer = fiber_new(lane->stack + STACK_BYTES, lane_start);
         make_ready(worker, lane);
     }
-    struct lane *next = take_ready(worker);
-    worker->current = next;
-    fiber_switch(&worker->stack_pointer, next->stack_pointer);
+    worker->stack.low = NULL; /* asked for by the first lane */
+    go_on(worker, &worker->stack_pointer, take_ready(worker));
     if (!worker->aborted && worker->live > 0)
         report_stuck(worker);
 }
