@@ -31,6 +31,7 @@ struct expectation {
 static const struct expectation expectations[] = {
     {"race_of_simdgroups", METAL_RACE_OF_SIMDGROUPS, 1, 64, {WRITES(256), NOTHING}},
     {"barrier_of_other_memory", METAL_RACE_OF_SIMDGROUPS, 1, 64, {WRITES(256), NOTHING}},
+    {"barrier_of_threadgroup_memory", METAL_RACE_OF_SIMDGROUPS, 1, 64, {UPDATES(256), NOTHING}},
     {"reused_tile", METAL_RACE_OF_SIMDGROUPS, 1, 64, {READS(1024), WRITES(256)}},
     {"race_of_lanes", METAL_RACE_OF_LANES, 1, 32, {WRITES(128), NOTHING}},
     {"two_writers", METAL_RACE_OF_LANES, 1, 32, {WRITES(64), NOTHING}},
@@ -63,6 +64,8 @@ static const struct expectation expectations[] = {
     {"short_of_k", METAL_BAD_TENSOR, 1, 32, {READS(4096), WRITES(4096)}},
     {"product_without_barrier", METAL_RACE_OF_LANES, 1, 32, {WRITES(4096), NOTHING}},
     {"beyond_the_buffer", METAL_OUTSIDE_BUFFER, 1, 32, {READS(4096), WRITES(4096)}},
+    {"slice_beyond", METAL_BAD_TENSOR, 1, 32, {READS(4096), WRITES(2048)}},
+    {"slice_far", METAL_BAD_TENSOR, 1, 32, {READS(4096), WRITES(4096)}},
     {"product_in_a_branch", METAL_PARTIAL_SIMDGROUP, 1, 32, {WRITES(4096), NOTHING}},
 };
 
@@ -182,6 +185,8 @@ static void expect_mistake(struct gpu *gpu, enum metal_fault_kind kind, const ch
     gpu_close(gpu);
 }
 
+static const struct metal_size one = {1, 1, 1}, simdgroup = {32, 1, 1};
+
 static struct metal_pipeline *pipeline_of(struct gpu *gpu, const char *name) {
     struct calla_error error = {0};
     struct metal_pipeline *pipeline = metal_pipeline_new(gpu->library, name, NULL, 0, &error);
@@ -191,20 +196,35 @@ static struct metal_pipeline *pipeline_of(struct gpu *gpu, const char *name) {
     return pipeline;
 }
 
-static const struct metal_size one = {1, 1, 1}, simdgroup = {32, 1, 1};
-
-static void test_more_threads_than_the_pipeline_allows(void **state) {
-    (void)state;
+/* `allowed`: threads that the emulator takes; `part` of its words on `threads`. */
+static void refuses_threads(const char *kernel, uint32_t allowed, uint32_t threads, const char *part) {
     struct gpu gpu = gpu_open(0);
-    struct metal_pipeline *pipeline = pipeline_of(&gpu, "few_threads");
-    assert_int_equal(metal_pipeline_limits(pipeline)->max_threads, 64);
+    struct metal_pipeline *pipeline = pipeline_of(&gpu, kernel);
+    assert_int_equal(metal_pipeline_limits(pipeline)->max_threads, allowed);
     struct metal_buffer *buffer = buffer_of(&gpu, 4096, "out");
     struct metal_view view = metal_bytes(buffer, 0, 4096, METAL_WRITE);
     metal_set_buffer(gpu.commands, 0, &view);
-    metal_dispatch(gpu.commands, one, (struct metal_size){96, 1, 1});
+    metal_dispatch(gpu.commands, one, (struct metal_size){threads, 1, 1});
     metal_buffer_free(buffer);
     metal_pipeline_free(pipeline);
-    expect_mistake(&gpu, METAL_TOO_MANY_THREADS, "96 x 1 x 1 threads");
+    expect_mistake(&gpu, METAL_TOO_MANY_THREADS, part);
+}
+
+static void test_other_threads_than_the_pipeline_allows(void **state) {
+    (void)state;
+    refuses_threads("few_threads", 64, 96, "96 x 1 x 1 threads");
+    refuses_threads("few_threads", 64, 0, "0 x 1 x 1 threads");
+    refuses_threads("add_one", 1024, 1056, "1056 x 1 x 1 threads");
+    refuses_threads("as_many_threads", 1024, 32, "requires 64 x 1 x 1");
+}
+
+static void test_a_grid_of_nothing(void **state) {
+    (void)state;
+    struct gpu gpu = gpu_open(0);
+    struct metal_pipeline *pipeline = pipeline_of(&gpu, "few_threads");
+    metal_dispatch(gpu.commands, (struct metal_size){4, 0, 1}, simdgroup);
+    metal_pipeline_free(pipeline);
+    expect_mistake(&gpu, METAL_BAD_BINDING, "4 x 0 x 1 threadgroups");
 }
 
 static void test_a_slot_that_is_not_set(void **state) {
@@ -542,7 +562,8 @@ static void test_a_host_that_does_not_wait_sees_old_bytes(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_fault_is_named_under_every_order),
-        cmocka_unit_test(test_more_threads_than_the_pipeline_allows),
+        cmocka_unit_test(test_other_threads_than_the_pipeline_allows),
+        cmocka_unit_test(test_a_grid_of_nothing),
         cmocka_unit_test(test_a_slot_that_is_not_set),
         cmocka_unit_test(test_slots_bytes_and_sizes_that_cannot_be),
         cmocka_unit_test(test_a_structure_larger_than_what_is_set),

@@ -97,6 +97,11 @@ kernel void takes_memory(threadgroup float *shared [[threadgroup(0)]], device fl
     out[lane] = 1.0f;
 }
 
+[[kernel, required_threads_per_threadgroup(64, 1, 1)]] void as_many_threads(device float *out [[buffer(0)]],
+                                                                            uint lane [[thread_index_in_threadgroup]]) {
+    out[lane] = 1.0f;
+}
+
 // Waits for what no other thread will ever do.
 kernel void endless(device atomic_uint *flag [[buffer(0)]], uint lane [[thread_index_in_simdgroup]]) {
     while (atomic_load_explicit(flag, memory_order_relaxed) == 0) // here

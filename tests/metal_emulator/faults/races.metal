@@ -18,6 +18,15 @@ kernel void barrier_of_other_memory(device float *out [[buffer(0)]], uint lane [
     out[lane] = shared[63 - lane]; // here
 }
 
+// The same with device memory, between the simdgroups of one threadgroup.
+kernel void barrier_of_threadgroup_memory(device float *out [[buffer(0)]], uint lane [[thread_index_in_threadgroup]]) {
+    out[lane] = float(lane);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    float other = out[63 - lane]; // here
+    threadgroup_barrier(mem_flags::mem_device);
+    out[lane] = other;
+}
+
 // A loop that reuses its tile without a barrier at its end.
 kernel void reused_tile(device const float *in [[buffer(0)]], device float *out [[buffer(1)]],
                         uint lane [[thread_index_in_threadgroup]]) {

@@ -46,6 +46,26 @@ kernel void beyond_the_buffer(device float *in [[buffer(0)]], device float *out 
     product.run(from, from, to); // here
 }
 
+// 16 columns from 24 on, of 32.
+kernel void slice_beyond(device float *in [[buffer(0)]], device float *out [[buffer(1)]]) {
+    auto from = tensor(in, dextents<int, 2>{32, 32}, array<int, 2>{1, 32});
+    auto to = tensor(out, dextents<int, 2>{16, 32}, array<int, 2>{1, 16});
+    auto part = from.slice<16, 32>(24, 0); // here
+    constexpr auto descriptor = matmul2d_descriptor(32, 16, dynamic_extent);
+    matmul2d<descriptor, execution_simdgroup> product;
+    product.run(from, part, to);
+}
+
+// Offsets of slices have 32 bits: this one, of 2^32 bytes, comes back to the tensor's first row.
+kernel void slice_far(device float *in [[buffer(0)]], device float *out [[buffer(1)]]) {
+    auto from = tensor(in, dextents<int, 2>{32, (1 << 25) + 32}, array<int, 2>{1, 32});
+    auto to = tensor(out, dextents<int, 2>{32, 32}, array<int, 2>{1, 32});
+    auto part = from.slice(0, 1 << 25); // here
+    constexpr auto descriptor = matmul2d_descriptor(32, 32, dynamic_extent);
+    matmul2d<descriptor, execution_simdgroup> product;
+    product.run(part, part, to);
+}
+
 // A part of the scope only.
 kernel void product_in_a_branch(device float *out [[buffer(0)]], uint lane [[thread_index_in_simdgroup]]) {
     auto to = tensor(out, dextents<int, 2>{32, 32}, array<int, 2>{1, 32});
