@@ -245,14 +245,19 @@ EMULATOR_RAW float sum_of_products(const float *a, const float *b, int count) {
     float sum = 0.0f;
     if (emulator_arithmetic() == EMULATOR_ARITHMETIC_M5) {
         for (int from = 0; from < count; from += 16) {
-            float p[8];
-            for (int i = 0; i < 8; i++) {
-                int k = from + 2 * i;
-                /* Two products are exact in double, and so is what the one rounding takes. */
-                double pair = k < count ? (double)a[k] * b[k] : 0.0;
-                pair += k + 1 < count ? (double)a[k + 1] * b[k + 1] : 0.0;
-                p[i] = (float)pair;
+            const float *x = a + from, *y = b + from;
+            float p[8], rest[2][16] = {};
+            if (count - from < 16) {
+                for (int i = 0; i < count - from; i++) {
+                    rest[0][i] = x[i];
+                    rest[1][i] = y[i];
+                }
+                x = rest[0];
+                y = rest[1];
             }
+            /* Two products are exact in double, and so is what the one rounding takes. */
+            for (int i = 0; i < 8; i++)
+                p[i] = (float)((double)x[2 * i] * y[2 * i] + (double)x[2 * i + 1] * y[2 * i + 1]);
             for (int j = 0; j < 4; j++)
                 sum += p[j] + p[j + 4];
         }
