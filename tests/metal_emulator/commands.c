@@ -32,6 +32,7 @@ struct metal_commands *metal_commands_new(struct metal_device *device, const cha
         return NULL;
     }
     commands->device = device;
+    device->counts.objects++;
     snprintf(commands->label, sizeof commands->label, "%s", label);
     return commands;
 }
@@ -265,6 +266,22 @@ static void keep_arguments(struct dispatch *dispatch) {
     }
 }
 
+static void trace(struct metal_device *device, const void *bytes, size_t size) {
+    for (size_t i = 0; i < size; i++)
+        device->counts.trace = (device->counts.trace ^ ((const unsigned char *)bytes)[i]) * 0x100000001b3u;
+}
+
+static void trace_dispatch(struct metal_device *device, const struct dispatch *dispatch) {
+    const struct metal_pipeline *pipeline = dispatch->pipeline;
+    trace(device, pipeline->kernel->name, strlen(pipeline->kernel->name));
+    for (uint32_t i = 0; i < pipeline->constant_count; i++)
+        trace(device, &pipeline->constants[i].value,
+              pipeline->constants[i].type == METAL_BOOL ? 1 : sizeof(uint32_t));
+    trace(device, &dispatch->groups, sizeof dispatch->groups);
+    trace(device, &dispatch->threads, sizeof dispatch->threads);
+    trace(device, &dispatch->phase, sizeof dispatch->phase);
+}
+
 static void add_dispatch(struct metal_commands *commands, struct metal_size groups, struct metal_size threads,
                          struct metal_buffer *indirect, uint64_t offset) {
     if (commands->pending.pipeline == NULL) {
@@ -293,6 +310,7 @@ static void add_dispatch(struct metal_commands *commands, struct metal_size grou
     if (!commands->concurrent)
         commands->phase++;
     keep_arguments(dispatch);
+    trace_dispatch(commands->device, dispatch);
 }
 
 void metal_dispatch(struct metal_commands *commands, struct metal_size groups, struct metal_size threads) {

@@ -145,6 +145,7 @@ static struct metal_buffer *buffer_make(struct metal_device *device, uint64_t si
     buffer->size = size;
     snprintf(buffer->label, sizeof buffer->label, "%s", label);
     device->counts.buffers++;
+    device->counts.objects++;
     return buffer;
 }
 
@@ -260,6 +261,7 @@ struct metal_library *metal_library_new(struct metal_device *device, const struc
     dladdr(symbol, &image);
     library->low = (uintptr_t)image.dli_fbase;
     dl_iterate_phdr(find_image, library);
+    device->counts.objects++;
     library->next = device->libraries;
     device->libraries = library;
     return library;
@@ -326,7 +328,7 @@ struct metal_pipeline *metal_pipeline_new(struct metal_library *library, const c
     pipeline->limits.max_threads = kernel->max_threads != 0 ? kernel->max_threads
                                    : limit != 0             ? limit
                                                             : MAX_LANES;
-    library->device->counts.pipelines++;
+    library->device->counts.objects++;
     return pipeline;
 }
 

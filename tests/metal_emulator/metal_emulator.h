@@ -66,7 +66,9 @@ void metal_emulator_forget(struct metal_device *device);
 
 /* What was done since the device was opened. */
 struct metal_emulator_counts {
-    uint64_t command_buffers, dispatches, barriers, buffers, pipelines;
+    uint64_t command_buffers, dispatches, barriers, buffers;
+    uint64_t objects; /* buffers, pipelines, libraries and what holds command buffers */
+    uint64_t trace;   /* a hash of all dispatches so far: kernels, constants, grids, phases, command buffers */
 };
 struct metal_emulator_counts metal_emulator_counts(const struct metal_device *device);
 
