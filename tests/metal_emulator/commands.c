@@ -514,6 +514,7 @@ bool metal_commands_commit(struct metal_commands *commands, struct calla_error *
     *end = commands;
     commands->next = NULL;
     commands->status = METAL_RUNNING;
+    trace(device, "commit", 6);
     /* At once, or when it is waited for. */
     if (device->options.seed % 2 == 0)
         commands_run(device, commands);
@@ -523,6 +524,7 @@ bool metal_commands_commit(struct metal_commands *commands, struct calla_error *
 }
 
 bool metal_commands_wait(struct metal_commands *commands, struct calla_error *error) {
+    trace(commands->device, "wait", 4);
     if (commands->status == METAL_RUNNING)
         commands_run(commands->device, commands);
     if (commands->status == METAL_COMPLETED)

@@ -68,7 +68,8 @@ void metal_emulator_forget(struct metal_device *device);
 struct metal_emulator_counts {
     uint64_t command_buffers, dispatches, barriers, buffers;
     uint64_t objects; /* buffers, pipelines, libraries and what holds command buffers */
-    uint64_t trace;   /* a hash of all dispatches so far: kernels, constants, grids, phases, command buffers */
+    uint64_t
+        trace; /* a hash of all dispatches so far (kernels, constants, grids, phases), commits and waits */
 };
 struct metal_emulator_counts metal_emulator_counts(const struct metal_device *device);
 

@@ -238,7 +238,11 @@ static void nothing_is_made_after_warm_up(void **unused) {
             assert_true(calla_session_reset(session, &error));
             position = lengths[turn];
         }
+        uint64_t submitted = metal_emulator_counts(device).command_buffers;
         assert_true(calla_session_read(session, tokens, position, NULL, NULL, &error));
+        /* One submission a chunk, and no wait within. */
+        assert_int_equal(metal_emulator_counts(device).command_buffers - submitted,
+                         (lengths[turn] + 39) / 40);
         assert_true(session_start_sampling(session, &sampling, tokens, position, &error));
         assert_true(session_sample(session, &next, &error));
         for (int step = 0; step < 3; step++) {
