@@ -40,6 +40,7 @@ struct snapshot_store {
     struct stored_snapshot *all;
     struct snapshot_store_info info;
     uint64_t reserved; /* bytes of files that are being written */
+    bool disk_short;   /* told, and nothing was written since */
     int lock_file;     /* -1: another process writes here */
     bool started;
     pthread_t thread;
@@ -372,9 +373,15 @@ bool snapshot_store_offer(struct snapshot_store *store, struct prefix_node *node
                           struct stored_snapshot *parent) {
     uint32_t base = parent == NULL ? 0 : parent->position;
     uint64_t bytes = file_bytes(store, node, base);
-    if (!snapshot_store_ready(store) || node->stored != NULL || node->writing ||
-        bytes > store->options.limit || !make_room(store, bytes, parent))
+    if (!snapshot_store_ready(store) || node->stored != NULL || node->writing || bytes > store->options.limit)
         return false;
+    if (!make_room(store, bytes, parent)) {
+        if (!store->disk_short && disk_limit(store) < store->options.limit) {
+            say(store, "A snapshot was not written: the disk of %s has no room for it.", store->folder);
+            store->disk_short = true;
+        }
+        return false;
+    }
     struct write *write = calloc(1, sizeof *write);
     int32_t *tokens = malloc(node->depth * sizeof *tokens);
     if (write == NULL || tokens == NULL) {
@@ -422,6 +429,7 @@ static void take_down(struct snapshot_store *store, const struct write *write) {
     store->info.files++;
     store->info.bytes += stored->bytes;
     store->info.written++;
+    store->disk_short = false;
 }
 
 static void remove_written(const struct snapshot_store *store, const struct write *write) {

@@ -26,6 +26,7 @@ int fsync(int descriptor) {
 
 /* And this too: a disk of `disk_size` bytes with nothing else on it; 0: an endless one. */
 static uint64_t disk_size;
+static bool disk_taken; /* by files of others, all that is free */
 static const struct snapshot_store *on_disk;
 
 /* NOLINTNEXTLINE(readability-inconsistent-declaration-parameter-name): the system's are reserved words */
@@ -34,7 +35,10 @@ int statvfs(const char *path, struct statvfs *status) {
     struct snapshot_store_info info = {0};
     if (disk_size > 0)
         snapshot_store_info(on_disk, &info);
-    *status = (struct statvfs){.f_frsize = 1, .f_bavail = disk_size > 0 ? disk_size - info.bytes : 1 << 30};
+    *status = (struct statvfs){.f_frsize = 1,
+                               .f_bavail = disk_taken      ? 0
+                                           : disk_size > 0 ? disk_size - info.bytes
+                                                           : 1 << 30};
     return 0;
 }
 
@@ -61,6 +65,14 @@ static void forget(struct prefix_node *node) {
     node->snapshot = NULL;
 }
 
+static int sentences;
+
+static void count_sentence(void *user, const char *sentence) {
+    (void)user;
+    (void)sentence;
+    sentences++;
+}
+
 struct fixture {
     struct calla_model *model;
     struct calla_session *session;
@@ -75,7 +87,9 @@ static struct fixture open_all(void) {
     struct fixture fixture = {.folder = scratch_new(), .model = calla_model_open(&options, NULL)};
     assert_non_null(fixture.model);
     fixture.session = calla_session_open(fixture.model, NULL, NULL);
-    struct snapshot_store_options where = {.folder = fixture.folder, .limit = (uint64_t)1 << 30};
+    struct snapshot_store_options where = {
+        .folder = fixture.folder, .limit = (uint64_t)1 << 30, .say = count_sentence};
+    sentences = 0;
     fixture.store = snapshot_store_open(fixture.model, &where, &fixture.root, NULL);
     assert_non_null(fixture.store);
     return fixture;
@@ -153,10 +167,20 @@ static void a_short_disk_makes_room(void **state) {
         if (nodes[i]->stored != NULL)
             nodes[i]->stored->used = i + 1;
     }
-    disk_size = 0;
     assert_null(nodes[0]->stored);
     assert_non_null(nodes[2]->stored);
     assert_int_equal(info.files, 2);
+    assert_int_equal(sentences, 0);
+    /* With room for none it is said, once. */
+    disk_taken = true;
+    for (int i = 0; i < 2; i++)
+        assert_false(snapshot_store_offer(fixture.store, nodes[0], NULL));
+    assert_int_equal(sentences, 1);
+    disk_taken = false;
+    disk_size = 0;
+    assert_true(snapshot_store_offer(fixture.store, nodes[0], NULL));
+    collect_all(fixture.store);
+    assert_non_null(nodes[0]->stored);
     for (int i = 0; i < 3; i++)
         forget(nodes[i]);
     close_all(&fixture);
