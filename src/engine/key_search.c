@@ -22,8 +22,10 @@ struct key_search {
 };
 
 static bool go_on(void *user, const char *what, uint64_t done, uint64_t total) {
-    (void)what, (void)done, (void)total;
+    (void)what, (void)done;
     struct key_search *search = user;
+    if (total > KEY_AT_ONCE)
+        system_give_way(); /* what was written down has been looked for, and the long reading begins */
     pthread_mutex_lock(&search->lock);
     bool cancelled = search->cancelled;
     pthread_mutex_unlock(&search->lock);
@@ -35,7 +37,6 @@ static void *search_main(void *argument) {
     struct calla_progress progress = {.report = go_on, .user = search};
     unsigned char digest[WEIGHTS_DIGEST] = {0};
     struct calla_error error = {0};
-    system_give_way();
     bool found = weights_digest(search->weights, search->folder, &progress, digest, &error);
     pthread_mutex_lock(&search->lock);
     memcpy(search->digest, digest, sizeof digest);

@@ -5,6 +5,9 @@
 
 #include "engine/engine.h"
 
+/* Weights of so many bytes are read so fast that one can wait for it. */
+#define KEY_AT_ONCE ((uint64_t)256 << 20)
+
 struct key_search;
 
 enum key_state { KEY_SEARCHING, KEY_FOUND, KEY_FAILED };

@@ -25,9 +25,10 @@ static const uint32_t retry_distances[RETRY_STOPS] = {256, 32};
 /* Of the stops within long texts few go into files. */
 #define FILE_INTERVAL (8 * CACHE_INTERVAL)
 #define CLOSE_SECONDS 10.0
-/* The weights' digest is waited for so long when the model is opened: longer than that of a small model
- * takes, or one that was written down. */
-#define SECONDS_AT_START 0.3
+/* The weights' digest is waited for so long when the model is opened: one that was written down takes less.
+ */
+#define SECONDS_AT_START 1.0
+#define SECONDS_FOR_SMALL_MODELS 60.0
 
 struct prefix_cache {
     struct calla_model *model;
@@ -67,9 +68,10 @@ static bool open_folder(struct prefix_cache *cache, const struct snapshot_store_
     cache->disk.folder = cache->folder;
     if (cache->folder == NULL)
         return error_memory(error, "a folder's name", strlen(disk->folder));
+    double seconds = cache->model->weights.bytes <= KEY_AT_ONCE ? SECONDS_FOR_SMALL_MODELS : SECONDS_AT_START;
     return folder_make(cache->folder, error) &&
            (cache->search = key_search_start(cache->model, cache->folder, error)) != NULL &&
-           open_store(cache, SECONDS_AT_START, error);
+           open_store(cache, seconds, error);
 }
 
 struct prefix_cache *prefix_cache_open(struct calla_model *model, uint64_t memory,

@@ -1,6 +1,6 @@
 /* A model answers while its weights are still being hashed for the cache's folder; what is to go into files
  * waits for that. */
-/* wrap: weights_digest */
+/* wrap: weights_digest key_search_look */
 #include "unit.h"
 
 #include <stdatomic.h>
@@ -9,7 +9,7 @@
 
 #include "base/system.h"
 #include "checkpoint_fixture.h"
-#include "engine/engine.h"
+#include "engine/key_search.h"
 #include "model/weights_digest.h"
 #include "scratch.h"
 
@@ -41,6 +41,16 @@ bool __wrap_weights_digest(const struct weights *weights, const char *where,
     if (mode == FAILS)
         return error_set(error, CALLA_IO, "The weights cannot be read.");
     return __real_weights_digest(weights, where, progress, digest, error);
+}
+
+/* As with a large model. */
+enum key_state __real_key_search_look(struct key_search *search, struct calla_model *model, double seconds,
+                                      struct calla_error *error);
+enum key_state __wrap_key_search_look(struct key_search *search, struct calla_model *model, double seconds,
+                                      struct calla_error *error);
+enum key_state __wrap_key_search_look(struct key_search *search, struct calla_model *model, double seconds,
+                                      struct calla_error *error) {
+    return __real_key_search_look(search, model, mode == AT_ONCE ? seconds : 0, error);
 }
 
 static void hear(void *user, const char *sentence) {
