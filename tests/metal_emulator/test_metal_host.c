@@ -257,6 +257,16 @@ static void nothing_is_made_after_warm_up(void **unused) {
     calla_model_close(model);
 }
 
+static void the_memory_is_measured(void **unused) {
+    (void)unused;
+    struct metal_emulator_options options = metal_emulator_options(false);
+    options.facts.working_set = 1u << 20;
+    metal_emulator_use(&options);
+    struct calla_error error = {0};
+    if (!(metal_backend.bandwidth(&error) > 0))
+        fail_msg("%s", error.message);
+}
+
 /* The work of a command buffer is bounded, and where it is cut changes nothing. */
 static void command_buffers_are_cut(void **unused) {
     (void)unused;
@@ -501,11 +511,17 @@ static void snapshots_keep_and_share(void **unused) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tokens_are_handed_over),       cmocka_unit_test(a_step_too_many_is_undone),
-        cmocka_unit_test(a_model_undoes_its_last_step), cmocka_unit_test(nothing_is_made_after_warm_up),
-        cmocka_unit_test(command_buffers_are_cut),      cmocka_unit_test(a_failure_is_the_sessions),
-        cmocka_unit_test(memory_is_checked_first),      cmocka_unit_test(weights_are_split),
-        cmocka_unit_test(too_few_threads_are_refused),  cmocka_unit_test(snapshots_keep_and_share),
+        cmocka_unit_test(tokens_are_handed_over),
+        cmocka_unit_test(a_step_too_many_is_undone),
+        cmocka_unit_test(a_model_undoes_its_last_step),
+        cmocka_unit_test(nothing_is_made_after_warm_up),
+        cmocka_unit_test(the_memory_is_measured),
+        cmocka_unit_test(command_buffers_are_cut),
+        cmocka_unit_test(a_failure_is_the_sessions),
+        cmocka_unit_test(memory_is_checked_first),
+        cmocka_unit_test(weights_are_split),
+        cmocka_unit_test(too_few_threads_are_refused),
+        cmocka_unit_test(snapshots_keep_and_share),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
