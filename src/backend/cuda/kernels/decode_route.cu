@@ -62,12 +62,12 @@ static __global__ __maxnreg__(96) void decode_route(const __grid_constant__ rout
 #pragma unroll
         for (uint32_t i = 0; i < SLOTS; i++)
             barrier_init(&barriers[warp][i], 1);
-        if (warp == 0) {
+        if (warp == 0)
             barrier_init(&received, 1);
+        barrier_fence();
+        if (warp == 0)
             copy_expect(&received,
                         (p.router.experts + (blockIdx.x == 0 ? p.quads : 0)) * (uint32_t)sizeof(float));
-        }
-        barrier_fence();
         if (works)
             for (uint32_t i = 0; i < SLOTS && i < count && is_shared(i); i++)
                 start_copy(i);

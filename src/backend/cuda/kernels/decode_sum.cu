@@ -78,18 +78,17 @@ static __global__ __launch_bounds__(32 * TURNS *
                        source.tiles + ((row_tile + i) * source.width + source.column) * QUAD, QUAD, barrier,
                        policy);
     };
-    if (threadIdx.x == 0) {
-        barrier_init(&received, 1);
-        copy_expect(&received, CLUSTER * CUDA_TILE_ROWS * sizeof(float));
-    }
+    /* The block's first thread is among these: each block has a quad. */
     if (turn == 0 && lane == 0 && works) {
         barrier_init(&barriers[place], 1);
         barrier_init(&again[place], 1);
+        if (place == 0)
+            barrier_init(&received, 1);
         barrier_fence();
+        if (place == 0)
+            copy_expect(&received, CLUSTER * CUDA_TILE_ROWS * sizeof(float));
         early[place] = expert_of();
         copy_tiles(&barriers[place], early[place]);
-    } else if (threadIdx.x == 0) {
-        barrier_fence();
     }
     __syncthreads();
     cluster_arrive();

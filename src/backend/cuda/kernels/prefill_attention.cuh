@@ -61,9 +61,7 @@ __device__ __forceinline__ void attention_fetch(const struct attention_arguments
         }
         if (load > 0) {
             fence_for_matrix_units();
-            __syncwarp();
-            if (threadIdx.x % 32 == 0)
-                barrier_arrive(full + 8 * ((place + ATTENTION_RING - 1) % ATTENTION_RING));
+            barrier_arrive(full + 8 * ((place + ATTENTION_RING - 1) % ATTENTION_RING));
         }
         if (++place == ATTENTION_RING) {
             place = 0;
@@ -87,8 +85,7 @@ __device__ __forceinline__ uint32_t attention_take(struct attention_ring *ring) 
 }
 
 __device__ __forceinline__ void attention_give(const struct attention_ring *ring, uint32_t place) {
-    if (threadIdx.x % 32 == 0)
-        barrier_arrive(ring->empty + 8 * place);
+    barrier_arrive(ring->empty + 8 * place);
 }
 
 /* scores = q K^T of the warpgroup's 64 rows and a tile. */
@@ -203,8 +200,8 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
     struct attention_ring ring = {memory, memory + 64, memory + 1024 + ATTENTION_QUERY_BYTES, 0, 0};
     if (threadIdx.x == 0) {
         for (int i = 0; i < ATTENTION_RING; i++) {
-            barrier_init(ring.full + 8 * i, 4);
-            barrier_init(ring.empty + 8 * i, 8);
+            barrier_init(ring.full + 8 * i, 128);
+            barrier_init(ring.empty + 8 * i, 256);
         }
         fence_for_matrix_units();
     }

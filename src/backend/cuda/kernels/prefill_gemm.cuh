@@ -248,8 +248,7 @@ gemm_compute(const struct gemm_item &item, const struct gemm_arguments &argument
             wgmma_wait<1>();
             if (i == TILES - 1 && step >= (TILES == 2 ? 1 : 2)) {
                 /* The batch before the one in flight is done, and with it its stage. */
-                if (lane == 0)
-                    barrier_arrive(p->empty + 8 * previous);
+                barrier_arrive(p->empty + 8 * previous);
                 if (++previous == shape::stages)
                     previous = 0;
             } else if (i == TILES - 1 && step == 0) {
@@ -270,8 +269,7 @@ gemm_compute(const struct gemm_item &item, const struct gemm_arguments &argument
     }
     wgmma_wait<0>();
     for (uint32_t left = min(steps, TILES == 2 ? 1u : 2u); left > 0; left--) {
-        if (lane == 0)
-            barrier_arrive(p->empty + 8 * previous);
+        barrier_arrive(p->empty + 8 * previous);
         if (++previous == shape::stages)
             previous = 0;
     }
@@ -381,7 +379,7 @@ __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1)
     if (threadIdx.x == 0) {
         for (int i = 0; i < shape::stages; i++) {
             barrier_init(pipeline.full + 8 * i, 128);
-            barrier_init(pipeline.empty + 8 * i, 4 * CONSUMERS);
+            barrier_init(pipeline.empty + 8 * i, 128 * CONSUMERS);
         }
         fence_for_matrix_units();
     }

@@ -264,9 +264,7 @@ __device__ __forceinline__ void stream_fetch(const struct gemm_arguments &a, con
                 __syncwarp(); /* all lanes have read what each now writes over */
                 stream_prepare(x, own + 128 * group, to + 8 * ring.row_bytes + 32 * group, lane);
             }
-            __syncwarp();
-            if (lane == 0)
-                barrier_arrive(ring.ready + 8 * place.block);
+            barrier_arrive(ring.ready + 8 * place.block);
             stream_next<SHAPE>(&place);
         }
     }
@@ -440,8 +438,8 @@ __global__ void __launch_bounds__(SHAPE::threads)
 #else
             barrier_init(ring.full + 8 * i, 32);
 #endif
-            barrier_init(ring.ready + 8 * i, 1);
-            barrier_init(ring.empty + 8 * i, SHAPE::warps);
+            barrier_init(ring.ready + 8 * i, 32);
+            barrier_init(ring.empty + 8 * i, 32 * SHAPE::warps);
         }
         for (int i = 0; i < SHAPE::warps * SHAPE::stages; i++)
             barrier_init(barriers + 8 * i, 1);
@@ -481,10 +479,8 @@ __global__ void __launch_bounds__(SHAPE::threads)
         }
         stream_units<KIND, TILE_BYTES, OUT, SHAPE, SHAPE::widest>(a, *pass, &unit, end, place, ring, lane,
                                                                   &w);
-        __syncwarp();
         for (uint32_t i = 0; i < pass->rows; i += 8) {
-            if (lane == 0)
-                barrier_arrive(ring.empty + 8 * place.block);
+            barrier_arrive(ring.empty + 8 * place.block);
             stream_next<SHAPE>(&place);
         }
     }
