@@ -285,6 +285,68 @@ static void it_says_the_same_as_on_an_older_gpu(void **state) {
         check_replies(true);
 }
 
+static struct calla_session *session_of(struct calla_model *model, uint32_t context) {
+    struct calla_error error = {0};
+    struct calla_session_options options = {.context = context};
+    struct calla_session *session = calla_session_open(model, &options, &error);
+    if (session == NULL)
+        fail_msg("%s", error.message);
+    return session;
+}
+
+/* The logits after the session has read all of these tokens. */
+static const float *logits_after(struct calla_session *session, const int32_t *tokens, size_t count,
+                                 size_t computed) {
+    struct calla_error error = {0};
+    size_t found;
+    const float *logits = NULL;
+    if (calla_session_read(session, tokens, count, &found, NULL, &error))
+        logits = calla_session_logits(session, &error);
+    if (logits == NULL)
+        fail_msg("%s", error.message);
+    assert_int_equal(found, computed);
+    return logits;
+}
+
+/* Sessions that part from one text share its keys and values and do not disturb each other: each goes on, to
+ * the bit, like one that has read its text alone. */
+static void branches_have_the_bits_of_sessions_alone(void **state) {
+    (void)state;
+    enum { BRANCHES = 3, MOST = 4000 };
+    const uint32_t common = IS_METAL ? 20 : 2500, more = IS_METAL ? 9 : 1400, whole = common + more;
+    static int32_t tokens[BRANCHES][MOST];
+    for (uint32_t i = 0; i < whole; i++)
+        for (int b = 0; b < BRANCHES; b++)
+            tokens[b][i] = (int32_t)((i * 37 + i / 7 + (i < common ? 0 : (unsigned)b * 11)) % 300);
+    struct calla_model *model = model_on(CALLA_TEST_ONLY);
+    struct calla_model_info info;
+    calla_model_info(model, &info);
+    size_t size = info.vocabulary * sizeof(float);
+    struct calla_error error = {0};
+    struct calla_session *branches[BRANCHES] = {session_of(model, 5000)};
+    logits_after(branches[0], tokens[0], common, common);
+    for (int b = 1; b < BRANCHES; b++) {
+        branches[b] = calla_session_fork(branches[b - 1], &error);
+        if (branches[b] == NULL)
+            fail_msg("%s", error.message);
+    }
+    /* In turns, so that each has the others' rows to spoil. */
+    for (uint32_t end = common + more / 3; end <= whole; end += more - more / 3)
+        for (int b = 0; b < BRANCHES; b++)
+            logits_after(branches[b], tokens[b], end, end == whole ? more - more / 3 : more / 3);
+    for (int b = 0; b < BRANCHES; b++) {
+        struct calla_session *alone = session_of(model, 5000);
+        logits_after(alone, tokens[b], common, common);
+        logits_after(alone, tokens[b], common + more / 3, more / 3);
+        const float *expected = logits_after(alone, tokens[b], whole, more - more / 3);
+        assert_memory_equal(calla_session_logits(branches[b], &error), expected, size);
+        calla_session_close(alone);
+    }
+    for (int b = 0; b < BRANCHES; b++)
+        calla_session_close(branches[b]);
+    calla_model_close(model);
+}
+
 int main(void) {
     struct calla_error error;
     if (backend_find(CALLA_TEST_ONLY, &error) == NULL) {
@@ -292,6 +354,7 @@ int main(void) {
         return 0;
     }
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(branches_have_the_bits_of_sessions_alone),
         cmocka_unit_test(logits_agree_in_every_way),
         cmocka_unit_test(the_bundled_model_says_the_same),
         cmocka_unit_test(it_says_the_same_as_on_an_older_gpu),

@@ -26,17 +26,26 @@ bool cuda_usable(const struct cuda_backend *backend, struct calla_error *error) 
     return error_set(error, backend->lost.status, "%s", backend->lost.message);
 }
 
-bool cuda_allocate(struct cuda_memory *memory, uint64_t size, const char *what, struct calla_error *error) {
+bool cuda_too_little(uint64_t size, const char *what, struct calla_error *error) {
     size_t available = 0, total = 0;
+    cudaMemGetInfo(&available, &total);
+    return error_set(error, CALLA_OUT_OF_MEMORY,
+                     "The GPU has too little memory for %s: %" PRIu64
+                     " MB are needed, %zu of %zu MB are free.",
+                     what, size / 1000000 + 1, available / 1000000, total / 1000000);
+}
+
+bool cuda_has_room(uint64_t size, const char *what, struct calla_error *error) {
+    size_t available = 0, total = 0;
+    return cudaMemGetInfo(&available, &total) != cudaSuccess || size <= available ||
+           cuda_too_little(size, what, error);
+}
+
+bool cuda_allocate(struct cuda_memory *memory, uint64_t size, const char *what, struct calla_error *error) {
     void *data = NULL;
-    cudaError_t status = cudaMemGetInfo(&available, &total);
-    if (status == cudaSuccess && size > available)
-        return error_set(error, CALLA_OUT_OF_MEMORY,
-                         "The GPU has too little memory for %s: %" PRIu64
-                         " MB are needed, %zu of %zu MB are free.",
-                         what, size / 1000000 + 1, available / 1000000, total / 1000000);
-    if (status == cudaSuccess)
-        status = cudaMalloc(&data, size > 0 ? (size_t)size : 1);
+    if (!cuda_has_room(size, what, error))
+        return false;
+    cudaError_t status = cudaMalloc(&data, size > 0 ? (size_t)size : 1);
     if (status != cudaSuccess)
         return cuda_failed(status, what, error);
     *memory = (struct cuda_memory){.data = data, .size = size};
@@ -76,6 +85,7 @@ static void cuda_close(struct backend *base) {
     cuda_release(&backend->scratch[1]);
     cudaFree(backend->weight_memory);
     free(backend->weight_views);
+    cuda_chunks_close(backend->chunks);
     free(backend);
 }
 
@@ -95,9 +105,10 @@ static struct backend *cuda_open(const struct backend_options *options, struct c
     cudaError_t status = describe_device(backend);
     if (status == cudaSuccess)
         status = cudaStreamCreateWithFlags(&backend->stream, cudaStreamNonBlocking);
-    if (status == cudaSuccess)
+    if (status != cudaSuccess)
+        cuda_failed(status, "opening the GPU", error);
+    else if (cuda_chunks_open(&backend->chunks, backend->device.ordinal, error))
         return &backend->base;
-    cuda_failed(status, "opening the GPU", error);
     cuda_close(&backend->base);
     return NULL;
 }

@@ -5,6 +5,7 @@
 
 #include "backend/backend.h"
 #include "backend/cuda/cuda.h"
+#include "backend/cuda/cuda_kv.h"
 
 struct cuda_memory {
     void *data;
@@ -30,16 +31,17 @@ struct cuda_backend {
     /* For small programs, such as a decode step's, and for large ones: a program whose memory has moved must
      * be recorded again, and a growing chunk shall not do that to the step. */
     struct cuda_memory scratch[2];
-    uint64_t snapshot_bytes;
-    struct calla_error lost; /* why the device cannot be used any more; CALLA_OK while it can */
+    struct cuda_chunks *chunks; /* of keys and values; NULL: there is no virtual memory management */
+    uint64_t snapshot_bytes;    /* of snapshots, without the chunks that they hold */
+    struct calla_error lost;    /* why the device cannot be used any more; CALLA_OK while it can */
 };
 
 struct cuda_session {
     struct cuda_backend *backend;
-    void *memory; /* of all buffers */
-    struct cuda_memory *state, *kv, step[STEP_BUFFER_COUNT];
-    uint64_t *kv_row_bytes;
-    uint32_t state_count, kv_count;
+    void *memory; /* of all buffers but keys and values */
+    struct cuda_memory *state, step[STEP_BUFFER_COUNT];
+    struct cuda_kv kv;
+    uint32_t state_count;
     struct step_record record; /* as it will be when all that is queued is done */
     cudaEvent_t ran[2];        /* after the last program and the one before */
     uint64_t runs;
@@ -57,6 +59,11 @@ bool cuda_lost(struct cuda_backend *backend, cudaError_t status, const char *wha
 
 /* Whether the device has not been lost. */
 bool cuda_usable(const struct cuda_backend *backend, struct calla_error *error);
+
+/* The error for `size` bytes more than there are; returns false. */
+bool cuda_too_little(uint64_t size, const char *what, struct calla_error *error);
+/* Whether `size` bytes are free, the same error if not. */
+bool cuda_has_room(uint64_t size, const char *what, struct calla_error *error);
 
 /* Device memory; `what` names it where there is not enough. */
 bool cuda_allocate(struct cuda_memory *memory, uint64_t size, const char *what, struct calla_error *error);
@@ -81,7 +88,7 @@ bool cuda_write(struct device_session *base, enum space space, uint32_t buffer, 
 bool cuda_read(struct device_session *base, enum space space, uint32_t buffer, uint64_t offset, void *bytes,
                uint64_t size, struct calla_error *error);
 bool cuda_reset(struct device_session *base, struct calla_error *error);
-/* A session's buffer, NULL when there is none of that number. */
+/* A session's buffer of the other spaces than keys and values, NULL when there is none of that number. */
 struct cuda_memory *cuda_session_memory(struct cuda_session *session, enum space space, uint32_t buffer);
 
 /* cuda_snapshot.c */

@@ -78,6 +78,9 @@ static bool bind(struct cuda_op *bound, const struct cuda_program *program, stru
         else if (operand->space == SPACE_SCRATCH)
             inside = operand->buffer < program->scratch_count &&
                      bind_memory(view, operand, &program->scratch[operand->buffer]);
+        else if (operand->space == SPACE_KV)
+            inside = binding_cache_rows(&bound->op, &(uint64_t){0}, &(uint64_t){0}) &&
+                     cuda_kv_view(&program->session->kv, operand, view);
         else
             inside = bind_memory(
                 view, operand,
@@ -281,8 +284,9 @@ bool cuda_run(struct device_session *base, struct program *compiled, double seco
     struct cuda_program *program = (struct cuda_program *)compiled;
     (void)seconds;
     *finished = true;
-    if (!cuda_usable(session->backend, error) ||
-        !binding_has_room(&program->facts, session->record.position, error))
+    uint32_t position = session->record.position;
+    if (!cuda_usable(session->backend, error) || !binding_has_room(&program->facts, position, error) ||
+        !cuda_kv_prepare(session, position, position + program->facts.cache_rows, error))
         return false;
     if (program->scratch_base != scratch_of(program)->data) {
         if (!bind_ops(program, error))
@@ -304,5 +308,10 @@ bool cuda_run(struct device_session *base, struct program *compiled, double seco
         session->samples++;
     }
     session->token_posted = program->facts.posts_token;
+    /* While the device works, what the next step needs; where memory is short, that step says so. */
+    if (program->facts.samples > 0) {
+        position = session->record.position;
+        cuda_kv_prepare(session, position, position + (uint64_t)1, NULL);
+    }
     return true;
 }

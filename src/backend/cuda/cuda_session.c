@@ -1,4 +1,5 @@
-/* A session's buffers on the device, one allocation, and the ways into and out of them. */
+/* A session's buffers on the device, one allocation but for keys and values, and the ways into and out of
+ * them. */
 #include "backend/binding.h"
 #include "backend/cuda/cuda_backend.h"
 
@@ -12,8 +13,6 @@ struct cuda_memory *cuda_session_memory(struct cuda_session *session, enum space
     switch (space) {
     case SPACE_STATE:
         return buffer < session->state_count ? &session->state[buffer] : NULL;
-    case SPACE_KV:
-        return buffer < session->kv_count ? &session->kv[buffer] : NULL;
     case SPACE_STEP:
         return buffer < STEP_BUFFER_COUNT ? &session->step[buffer] : NULL;
     default:
@@ -39,16 +38,18 @@ static void lay_out(struct cuda_memory *memories, const struct buffer_shape *sha
 
 static bool allocate(struct cuda_session *session, const struct session_layout *layout,
                      struct calla_error *error) {
+    const char *what = "a session (a shorter context needs less)";
     uint64_t bytes = CUDA_ALIGNMENT + bytes_of(layout->state, layout->state_count) +
-                     bytes_of(layout->kv, layout->kv_count) + bytes_of(layout->step, STEP_BUFFER_COUNT);
+                     bytes_of(layout->step, STEP_BUFFER_COUNT);
     struct cuda_memory memory;
-    if (!cuda_allocate(&memory, bytes, "a session (a shorter context needs less)", error))
+    /* Keys and values come as they are needed; a context that can never be filled is refused now. */
+    if (!cuda_has_room(bytes + cuda_kv_bytes(layout), what, error) ||
+        !cuda_allocate(&memory, bytes, what, error))
         return false;
     session->memory = memory.data;
     char *next = (char *)memory.data + CUDA_ALIGNMENT;
     session->mailbox.count = memory.data;
     lay_out(session->state, layout->state, layout->state_count, &next);
-    lay_out(session->kv, layout->kv, layout->kv_count, &next);
     lay_out(session->step, layout->step, STEP_BUFFER_COUNT, &next);
     cudaError_t status = cudaMemsetAsync(memory.data, 0, (size_t)bytes, session->backend->stream);
     if (status == cudaSuccess)
@@ -68,25 +69,17 @@ struct device_session *cuda_session_open(struct backend *base, const struct sess
     if (!cuda_usable(backend, error))
         return NULL;
     struct cuda_session *session = calloc(1, sizeof *session);
-    size_t count = (size_t)layout->state_count + layout->kv_count + 1;
-    struct cuda_memory *memories = calloc(count, sizeof *memories);
-    uint64_t *row_bytes = calloc(layout->kv_count + (size_t)1, sizeof *row_bytes);
-    if (session == NULL || memories == NULL || row_bytes == NULL) {
-        error_memory(error, "a session", count * sizeof *memories);
+    struct cuda_memory *memories = calloc(layout->state_count + (size_t)1, sizeof *memories);
+    if (session == NULL || memories == NULL) {
+        error_memory(error, "a session", layout->state_count * sizeof *memories);
         free(session);
         free(memories);
-        free(row_bytes);
         return NULL;
     }
-    for (uint32_t i = 0; i < layout->kv_count; i++)
-        row_bytes[i] = dtype_row_bytes(layout->kv[i].dtype, layout->kv[i].columns);
-    session->kv_row_bytes = row_bytes;
     session->backend = backend;
     session->state = memories;
-    session->kv = memories + layout->state_count;
     session->state_count = layout->state_count;
-    session->kv_count = layout->kv_count;
-    if (allocate(session, layout, error))
+    if (allocate(session, layout, error) && cuda_kv_open(session, layout, error))
         return (struct device_session *)session;
     cuda_session_close((struct device_session *)session);
     return NULL;
@@ -102,12 +95,34 @@ void cuda_session_close(struct device_session *base) {
             cudaEventDestroy(session->ran[i]);
     cudaFreeHost(session->posted);
     cudaFree(session->memory);
-    free(session->kv_row_bytes);
+    cuda_kv_close(session);
     free(session->state);
     free(session);
 }
 
-/* The bytes [offset, offset + size) of a session's buffer. */
+/* Copies bytes [offset, offset + size) of keys or values; rows that were not reached are zero. */
+static bool copy_rows(struct cuda_session *session, uint32_t buffer, uint64_t offset, void *out,
+                      const void *in, uint64_t size, struct calla_error *error) {
+    const struct cuda_kv *kv = &session->kv;
+    uint64_t row = buffer < kv->buffer_count ? kv->buffers[buffer].row_bytes : 0;
+    uint64_t whole = row > 0 ? row * kv->buffers[buffer].rows : 0;
+    if (offset > whole || size > whole - offset)
+        return binding_not_in_session(SPACE_KV, buffer, offset, size, error);
+    if (size == 0)
+        return true;
+    uint64_t first = offset / row, end = (offset + size + row - 1) / row;
+    if (!(in != NULL ? cuda_kv_prepare(session, first, end, error) : cuda_kv_reach(session, end, error)))
+        return false;
+    const struct cuda_kv_range *range = &kv->ranges[kv->buffers[buffer].range];
+    cudaStream_t stream = session->backend->stream;
+    cudaError_t status =
+        cuda_kv_copy(kv, buffer, range->base + first * range->stride, offset, out, in, size, stream);
+    if (status == cudaSuccess && in == NULL)
+        status = cudaStreamSynchronize(stream);
+    return status == cudaSuccess || cuda_lost(session->backend, status, "copying keys and values", error);
+}
+
+/* The bytes [offset, offset + size) of another buffer of a session. */
 static char *session_bytes(struct cuda_session *session, enum space space, uint32_t buffer, uint64_t offset,
                            uint64_t size, struct calla_error *error) {
     if (!cuda_usable(session->backend, error))
@@ -122,6 +137,9 @@ static char *session_bytes(struct cuda_session *session, enum space space, uint3
 bool cuda_write(struct device_session *base, enum space space, uint32_t buffer, uint64_t offset,
                 const void *bytes, uint64_t size, struct calla_error *error) {
     struct cuda_session *session = (struct cuda_session *)base;
+    if (space == SPACE_KV)
+        return cuda_usable(session->backend, error) &&
+               copy_rows(session, buffer, offset, NULL, bytes, size, error);
     char *target = session_bytes(session, space, buffer, offset, size, error);
     if (target == NULL || size == 0)
         return target != NULL;
@@ -150,6 +168,9 @@ static bool wait_for_token(const struct cuda_session *session, int32_t *token) {
 bool cuda_read(struct device_session *base, enum space space, uint32_t buffer, uint64_t offset, void *bytes,
                uint64_t size, struct calla_error *error) {
     struct cuda_session *session = (struct cuda_session *)base;
+    if (space == SPACE_KV)
+        return cuda_usable(session->backend, error) &&
+               copy_rows(session, buffer, offset, bytes, NULL, size, error);
     const char *source = session_bytes(session, space, buffer, offset, size, error);
     if (source == NULL || size == 0)
         return source != NULL;
@@ -174,5 +195,7 @@ bool cuda_reset(struct device_session *base, struct calla_error *error) {
     for (uint32_t i = 0; i < session->state_count && status == cudaSuccess; i++)
         status = cudaMemsetAsync(session->state[i].data, 0, (size_t)session->state[i].size,
                                  session->backend->stream);
-    return status == cudaSuccess || cuda_lost(session->backend, status, "resetting the session", error);
+    if (status != cudaSuccess)
+        return cuda_lost(session->backend, status, "resetting the session", error);
+    return cuda_kv_clear(session, error);
 }
