@@ -171,7 +171,7 @@ def test_another_model(start, folder):
         settle(server)
     with start("--policy", "kv_dtype=f32") as server:
         assert ask(server, LONG)[2] == 0
-        assert re.search("another model, backend, processor or version", server.log())
+        assert re.search("another model, backend, processor, set of kernels or version", server.log())
 
 
 def with_config(folder, key, value):
