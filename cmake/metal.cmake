@@ -12,7 +12,9 @@ enable_language(OBJC)
 list(FILTER metal_sources EXCLUDE REGEX "/metal_nowhere\\.c$")
 list(APPEND CALLA_SOURCES ${metal_sources} ${metal}/metal_device.m)
 set_source_files_properties(${metal}/metal_device.m PROPERTIES COMPILE_OPTIONS "-fobjc-arc")
-set(CALLA_METAL_FRAMEWORKS "-framework Foundation" "-framework Metal")
+# Programs without a window get a device from Metal only when CoreGraphics is linked, as Apple's page for
+# MTLCreateSystemDefaultDevice says.
+set(CALLA_METAL_FRAMEWORKS "-framework Foundation" "-framework Metal" "-framework CoreGraphics")
 
 file(GLOB metal_kernels CONFIGURE_DEPENDS ${metal}/kernels/*.metal)
 file(GLOB metal_headers CONFIGURE_DEPENDS ${metal}/kernels/*.h)
@@ -20,7 +22,8 @@ set(metal_tensor_kernels ${metal_kernels})
 list(FILTER metal_tensor_kernels INCLUDE REGEX "/tensor_[^/]*$")
 list(FILTER metal_kernels EXCLUDE REGEX "/tensor_[^/]*$")
 
-execute_process(COMMAND xcrun -sdk macosx --find metal RESULT_VARIABLE result OUTPUT_QUIET ERROR_QUIET)
+# Xcode 26 has a program of that name that only says that the compiler is not installed: it is run, not looked for.
+execute_process(COMMAND xcrun -sdk macosx metal --version RESULT_VARIABLE result OUTPUT_QUIET ERROR_QUIET)
 execute_process(COMMAND xcrun -sdk macosx --show-sdk-version OUTPUT_VARIABLE sdk OUTPUT_STRIP_TRAILING_WHITESPACE
                 ERROR_QUIET)
 if(result EQUAL 0)

@@ -28,6 +28,7 @@ LIBRARIES = {
     "histedit.h": {"cli"},
     "editline/readline.h": {"cli"},
     "cuda_runtime_api.h": {"backend"},
+    "cudaTypedefs.h": {"backend"},
 }
 
 # What kernels, which are no C, may include besides.

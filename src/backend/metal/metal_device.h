@@ -198,7 +198,7 @@ void metal_dispatch_indirect(struct metal_commands *commands, struct metal_buffe
                              struct metal_size threads);
 
 /* What comes after waits for, and sees, all that came before. To be called at the end of each phase, of
- * serial commands too: nothing says that those order accesses to buffers whose hazards are not tracked. */
+ * serial commands too, where their order alone does it. */
 void metal_barrier(struct metal_commands *commands);
 
 /* Hands them to the GPU, which may start at once. */

@@ -93,6 +93,8 @@ static void find_facts(struct metal_device *device) {
 struct metal_device *metal_device_open(struct calla_error *error) {
     @autoreleasepool {
         id<MTLDevice> gpu = MTLCreateSystemDefaultDevice();
+        if (gpu == nil) /* as some programs without a window have found it, with a GPU in the list */
+            gpu = MTLCopyAllDevices().lastObject;
         if (gpu == nil || ![gpu supportsFamily:MTLGPUFamilyApple7]) {
             error_set(error, CALLA_DEVICE, "There is no Apple GPU of family 7 (M1) or later here: %s.",
                       gpu == nil ? "Metal finds no device" : gpu.name.UTF8String);
@@ -439,8 +441,7 @@ void metal_dispatch_indirect(struct metal_commands *commands, struct metal_buffe
                              threadsPerThreadgroup:MTLSizeMake(threads.x, threads.y, threads.z)];
 }
 
-/* Also where dispatches are serial: whether those wait for writes to untracked buffers is not said anywhere.
- */
+/* Where dispatches are serial it does nothing, by Apple's header, and their order is what holds. */
 void metal_barrier(struct metal_commands *commands) {
     [commands->encoder memoryBarrierWithScope:MTLBarrierScopeBuffers];
 }

@@ -184,5 +184,6 @@ extern NSString *const MTLCommandBufferEncoderInfoErrorKey;
 @end
 
 id<MTLDevice> MTLCreateSystemDefaultDevice(void);
+NSArray *MTLCopyAllDevices(void);
 
 #endif
