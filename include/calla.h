@@ -179,8 +179,8 @@ bool calla_session_read(struct calla_session *session, const int32_t *tokens, si
 size_t calla_session_common(const struct calla_session *session, const int32_t *tokens, size_t count);
 
 /* A new session of the same model that stands where this one does. Both go on as they would have alone; keys
- * and values that they have in common are in memory once. Not in the middle of a calla_generation's prompt.
- */
+ * and values that they have in common are in memory once (but with Metal, where they are copied). Not in the
+ * middle of a calla_generation's prompt. */
 struct calla_session *calla_session_fork(struct calla_session *session, struct calla_error *error);
 
 /* Writes the session to a file, which appears whole or not at all. It holds the text that was read, so only

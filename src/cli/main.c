@@ -99,6 +99,7 @@ int main(int argc, char **argv) {
         return EXIT_WORK_FAILED;
     /* A reader that goes away shows as a failed write, so that every command ends in an orderly way. */
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* so does a file beyond the limit that the system sets */
     if (argc < 2) {
         print_usage(stderr);
         return EXIT_WRONG_USAGE;

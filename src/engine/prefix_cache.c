@@ -159,13 +159,21 @@ static double worth(const struct prefix_cache *cache, const struct prefix_node *
     return tokens * (1 + uses) * place / age;
 }
 
-/* Makes room for `cost` bytes by forgetting what is worth less than `own`. False, with nothing lost that was
- * worth more, if that is not enough. */
-static bool make_room(struct prefix_cache *cache, uint64_t cost, double own) {
-    if (cost > cache->info.memory_limit)
-        return false;
+/* Makes room for a snapshot of the session by forgetting what is worth less than `own`. False, with nothing
+ * lost that was worth more, if that is not enough. What others hold of it costs nothing, until they are
+ * forgotten. */
+static bool make_room(struct prefix_cache *cache, const struct calla_session *session, double own) {
+    struct calla_model_info info;
+    calla_model_info(session->model, &info);
+    if (info.session_bytes + info.bytes_per_position * session->position > cache->info.memory_limit)
+        return false; /* not even alone */
     update_bytes(cache);
-    while (cache->info.memory > cache->info.memory_limit - cost) {
+    for (;;) {
+        uint64_t cost = snapshot_cost(session);
+        if (cost > cache->info.memory_limit)
+            return false;
+        if (cache->info.memory <= cache->info.memory_limit - cost)
+            return true;
         struct prefix_node *least = NULL;
         double least_worth = own;
         for (struct prefix_node *node = cache->oldest; node != NULL; node = node->newer) {
@@ -180,7 +188,6 @@ static bool make_room(struct prefix_cache *cache, uint64_t cost, double own) {
         forget(cache, least);
         cache->info.evicted++;
     }
-    return true;
 }
 
 static void touch(struct prefix_cache *cache, struct prefix_node *node) {
@@ -274,7 +281,7 @@ static void keep(struct prefix_cache *cache, struct calla_session *session, bool
         node = prefix_tree_find(&cache->root, session->tokens, position, &common);
     }
     uint32_t known = node->snapshot != NULL ? node->depth : known_before(node);
-    if (position - known < LEAST_GAP || !make_room(cache, snapshot_cost(session), (double)(position - known)))
+    if (position - known < LEAST_GAP || !make_room(cache, session, (double)(position - known)))
         return;
     node = prefix_tree_insert(&cache->root, session->tokens, position);
     if (node == NULL)

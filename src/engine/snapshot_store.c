@@ -252,7 +252,8 @@ static void hang(struct snapshot_store *store, struct stored_snapshot *stored, s
     }
     int32_t *tokens = snapshot_file_tokens(&file, &error);
     struct stored_snapshot *parent = file.header.parent == 0 ? NULL : find(store, file.header.parent);
-    bool fits = file.header.parent == 0 || (parent != NULL && parent->position == file.header.base);
+    bool fits = file.header.position == stored->position && /* another file may have taken its place */
+                (file.header.parent == 0 || (parent != NULL && parent->position == file.header.base));
     if (tokens == NULL)
         say(store, "Not used for the cache: %s", error.message);
     struct prefix_node *node =

@@ -159,7 +159,7 @@ static void write_down(const char *path, const unsigned char identity[32],
     memcpy(record.identity, identity, sizeof record.identity);
     memcpy(record.digest, digest, WEIGHTS_DIGEST);
     check_record(&record, record.check);
-    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
     if (file < 0)
         return;
     if (write(file, &record, sizeof record) != (ssize_t)sizeof record)
