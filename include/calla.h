@@ -53,7 +53,7 @@ struct calla_model;
 
 struct calla_model_options {
     const char *path;            /* folder with config.json, *.safetensors and the tokenizer */
-    const char *backend;         /* "auto", "cpu", "cuda", "reference"; NULL is "auto" */
+    const char *backend;         /* "auto", "cpu", "cuda", "metal", "reference"; NULL is "auto" */
     int threads;                 /* 0: one per physical core */
     bool tokenizer_only;         /* no weights: tokenising and templates work, sessions do not */
     const char *const *policies; /* "NAME=VALUE" each */

@@ -1,3 +1,5 @@
+#include "unit.h"
+
 #include "evaluate.h"
 #include "older_gpu.h"
 
@@ -69,26 +71,35 @@ static bool read_chunk(struct model *model, const int32_t *tokens, uint32_t posi
     return done;
 }
 
-float *evaluate(const struct evaluation *evaluation, uint32_t *vocabulary, struct calla_error *error) {
+float *evaluate(const struct evaluation *evaluation, uint32_t *vocabulary) {
     struct model model = {0};
+    struct calla_error error = {0};
     uint32_t context = evaluation->context > 0 ? evaluation->context : evaluation->count;
     float *logits = NULL;
-    bool done = model_open(&model, evaluation, context, error);
+    bool done = model_open(&model, evaluation, context, &error);
     if (done) {
         *vocabulary = model.config.vocabulary;
         logits = calloc((size_t)evaluation->count * *vocabulary, sizeof *logits);
-        done = logits != NULL || error_memory(error, "logits", (size_t)evaluation->count * *vocabulary * 4);
+        done = logits != NULL || error_memory(&error, "logits", (size_t)evaluation->count * *vocabulary * 4);
     }
     for (uint32_t position = 0, rows; done && position < evaluation->count; position += rows) {
         uint32_t most = forward_logits_rows(&model.config, &model.policy),
                  left = evaluation->count - position;
         rows = left < most ? left : most;
         done = read_chunk(&model, evaluation->tokens + position, position, rows, context,
-                          logits + (size_t)position * *vocabulary, error);
+                          logits + (size_t)position * *vocabulary, &error);
     }
     model_close(&model);
-    if (done)
-        return logits;
-    free(logits);
-    return NULL;
+    if (!done)
+        fail_msg("%s", error.message);
+    return logits;
+}
+
+double relative_error(const float *found, const float *expected, size_t count) {
+    double difference = 0, length = 0;
+    for (size_t i = 0; i < count; i++) {
+        difference += pow((double)found[i] - expected[i], 2);
+        length += pow(expected[i], 2);
+    }
+    return sqrt(difference / length);
 }

@@ -16,7 +16,10 @@ struct evaluation {
 };
 
 /* The logits, float32 [count, vocabulary], to be freed; *vocabulary is filled. Chunks have the policy's
- * chunk_rows. */
-float *evaluate(const struct evaluation *evaluation, uint32_t *vocabulary, struct calla_error *error);
+ * chunk_rows. Fails the running test when something goes wrong. */
+float *evaluate(const struct evaluation *evaluation, uint32_t *vocabulary);
+
+/* |found - expected| / |expected| (L2) of `count` numbers; NaN if one is. */
+double relative_error(const float *found, const float *expected, size_t count);
 
 #endif

@@ -4,7 +4,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/file.h"
 #include "base/system.h"
 #include "engine/key_search.h"
 
@@ -69,9 +68,8 @@ static bool open_folder(struct prefix_cache *cache, const struct snapshot_store_
     if (cache->folder == NULL)
         return error_memory(error, "a folder's name", strlen(disk->folder));
     double seconds = cache->model->weights.bytes <= KEY_AT_ONCE ? SECONDS_FOR_SMALL_MODELS : SECONDS_AT_START;
-    return folder_make(cache->folder, error) &&
-           (cache->search = key_search_start(cache->model, cache->folder, error)) != NULL &&
-           open_store(cache, seconds, error);
+    cache->search = key_search_start(cache->model, cache->folder, error);
+    return cache->search != NULL && open_store(cache, seconds, error);
 }
 
 struct prefix_cache *prefix_cache_open(struct calla_model *model, uint64_t memory,
@@ -168,12 +166,7 @@ static bool make_room(struct prefix_cache *cache, const struct calla_session *se
     if (info.session_bytes + info.bytes_per_position * session->position > cache->info.memory_limit)
         return false; /* not even alone */
     update_bytes(cache);
-    for (;;) {
-        uint64_t cost = snapshot_cost(session);
-        if (cost > cache->info.memory_limit)
-            return false;
-        if (cache->info.memory <= cache->info.memory_limit - cost)
-            return true;
+    while (cache->info.memory + snapshot_cost(session) > cache->info.memory_limit) {
         struct prefix_node *least = NULL;
         double least_worth = own;
         for (struct prefix_node *node = cache->oldest; node != NULL; node = node->newer) {
@@ -188,6 +181,7 @@ static bool make_room(struct prefix_cache *cache, const struct calla_session *se
         forget(cache, least);
         cache->info.evicted++;
     }
+    return true;
 }
 
 static void touch(struct prefix_cache *cache, struct prefix_node *node) {

@@ -46,10 +46,7 @@ static void add_conversation(const json_t *conversation, const char *const *poli
                                     .policies = policies,
                                     .tokens = tokens,
                                     .count = count};
-    struct calla_error error = {0};
-    float *logits = evaluate(&evaluation, &vocabulary, &error);
-    if (logits == NULL)
-        fail_msg("%s", error.message);
+    float *logits = evaluate(&evaluation, &vocabulary);
     for (size_t i = 0; i < json_array_size(positions); i++) {
         size_t t = (size_t)json_integer_value(json_array_get(positions, i));
         assert_true(t + 1 < count);

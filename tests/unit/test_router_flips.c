@@ -76,20 +76,7 @@ static float *logits_of(const char *backend, const char *policy, const int32_t *
                                     .policies = (const char *[]){policy, NULL},
                                     .tokens = tokens,
                                     .count = count};
-    struct calla_error error = {0};
-    float *logits = evaluate(&evaluation, vocabulary, &error);
-    if (logits == NULL)
-        fail_msg("%s", error.message);
-    return logits;
-}
-
-static double relative_error(const float *found, const float *expected, uint32_t count) {
-    double difference = 0, length = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        difference += ((double)found[i] - expected[i]) * ((double)found[i] - expected[i]);
-        length += (double)expected[i] * expected[i];
-    }
-    return sqrt(difference / length);
+    return evaluate(&evaluation, vocabulary);
 }
 
 struct tally {

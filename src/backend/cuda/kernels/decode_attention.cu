@@ -9,6 +9,7 @@
  * follows. A last kernel adds the blocks' results up. */
 #include "backend/cuda/decode.h"
 #include "backend/cuda/kernels/decode.cuh"
+#include "backend/cuda/kernels/mma.cuh"
 
 #define SIZE 256  /* of a head */
 #define GROUP 8   /* query heads of a KV head */
@@ -28,14 +29,6 @@ static __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
 static __device__ __forceinline__ void split_bf16(float a, float b, uint32_t *high, uint32_t *low) {
     *high = pack_bf16(a, b);
     *low = pack_bf16(a - __uint_as_float(*high << 16), b - __uint_as_float(*high & 0xffff0000u));
-}
-
-static __device__ __forceinline__ void multiply_bf16(float c[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                                     uint32_t a3, uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 /* ---- QK_PREP ---- */
@@ -226,12 +219,12 @@ static __global__ __launch_bounds__(32 * WARPS,
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             uint4 high = queries[i][0][lane], low = queries[i][1][lane];
+            const uint32_t first[4] = {high.x, low.x, high.y, low.y},
+                           second[4] = {high.z, low.z, high.w, low.w};
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                multiply_bf16(scores[half][0], high.x, low.x, high.y, low.y, key_words[half][i].x,
-                              key_words[half][i].y);
-                multiply_bf16(scores[half][1], high.z, low.z, high.w, low.w, key_words[half][i].z,
-                              key_words[half][i].w);
+                multiply_bf16(scores[half][0], first, key_words[half][i].x, key_words[half][i].y);
+                multiply_bf16(scores[half][1], second, key_words[half][i].z, key_words[half][i].w);
             }
         }
         if (unit + WARPS < end)
@@ -278,10 +271,10 @@ static __global__ __launch_bounds__(32 * WARPS,
                            *v3 = &value_words[c][3].x;
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                uint32_t a0 = __byte_perm(v0[e], v1[e], 0x5410), a1 = __byte_perm(v0[e], v1[e], 0x7632);
-                uint32_t a2 = __byte_perm(v2[e], v3[e], 0x5410), a3 = __byte_perm(v2[e], v3[e], 0x7632);
-                multiply_bf16(out[c][e], a0, a1, a2, a3, high[0], high[1]);
-                multiply_bf16(out[c][e], a0, a1, a2, a3, low[0], low[1]);
+                const uint32_t a[4] = {__byte_perm(v0[e], v1[e], 0x5410), __byte_perm(v0[e], v1[e], 0x7632),
+                                       __byte_perm(v2[e], v3[e], 0x5410), __byte_perm(v2[e], v3[e], 0x7632)};
+                multiply_bf16(out[c][e], a, high[0], high[1]);
+                multiply_bf16(out[c][e], a, low[0], low[1]);
             }
         }
     }
